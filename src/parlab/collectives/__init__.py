@@ -1,0 +1,1 @@
+"""Collectives: `schedules` says who sends what, `cost` prices it, `simulate` runs it on arrays."""
