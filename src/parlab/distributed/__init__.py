@@ -1,0 +1,1 @@
+"""Real processes: everything here needs torch, and nothing elsewhere in parlab imports it."""
