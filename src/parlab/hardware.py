@@ -4,7 +4,6 @@ Every bandwidth is one way and every FLOP/s dense; `data/hardware.toml` holds ea
 source and the day on which it was last compared with it.
 """
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -201,5 +200,7 @@ def _check(record, field, **rule):
 
 @cache
 def _sheet():
+    import tomllib  # takes long to load in a browser, and a Link of one's own needs no sheet
+
     path = Path(__file__).parent / "data" / "hardware.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))

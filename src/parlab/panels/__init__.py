@@ -1,0 +1,29 @@
+"""What-if panels: pure functions from slider values to a picture, and their sliders.
+
+`PANELS` is what the notebooks (`parlab.whatif`) and the worker of the published page show.
+"""
+
+import json
+
+from parlab.panels import all_reduce_time, bytes_per_rank, ring_stepper
+from parlab.panels.panel import Panel, Picture, Slider
+
+__all__ = ["PANELS", "Panel", "Picture", "Slider", "answer"]
+
+PANELS = {
+    module.PANEL.name: module.PANEL for module in (ring_stepper, all_reduce_time, bytes_per_rank)
+}
+
+
+def answer(question: str) -> str:
+    """Answer one move of a slider in the page, in JSON, which crosses to JavaScript as one string.
+
+    question: {"panel": its name, "indices": {slider: position}, "constants": {name: value}}.
+    Returns {"svg": ..., "sentence": ..., "counts": {slider: how many positions it now has}}.
+    """
+    asked = json.loads(question)
+    panel = PANELS[asked["panel"]]
+    values = panel.at(asked["indices"], asked["constants"])
+    picture = panel.function(**values)
+    counts = {slider.name: slider.n_allowed(values) for slider in panel.sliders}
+    return json.dumps({"svg": picture.svg, "sentence": picture.sentence, "counts": counts})

@@ -1,0 +1,39 @@
+"""The layers of the package, as pyproject.toml lists them, and a core that needs nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tools.setup_cell import ROOT
+
+CORE = [
+    "parlab",
+    "parlab.units",
+    "parlab.hardware",
+    "parlab.published",
+    "parlab.fit",
+    "parlab.collectives.schedules",
+    "parlab.collectives.cost",
+    "parlab.svg",
+    "parlab.panels",
+    "parlab.whatif",  # not of the core, but it asks for widgets only when it shows one
+]
+
+
+def test_imports_keep_to_the_layers():
+    command = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    run = subprocess.run(
+        [sys.executable, "-c", command, "--no-cache", "--no-logo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_the_core_imports_without_any_installed_package(module):
+    # -S leaves out site-packages, so this Python has what the reader's browser has.
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import {module}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)

@@ -1,0 +1,70 @@
+"""What every notebook of the repository must be, beside running through."""
+
+import re
+
+import nbformat
+import pytest
+
+from tools.notebooks import as_text, normalise
+from tools.setup_cell import ROOT, repository_url, setup_cell
+
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MOST_LINES = 15
+WIDEST_LINE = 88  # what a page of the book shows without a scroll bar
+# Files of the machine on which a chapter was last run, and what an author meant to come back to.
+LEFTOVERS = re.compile(
+    r"(?<![\w.:/])/(?:home|root|Users|tmp)/\S*|[A-Z]:\\+Users"
+    r"|\b(?:TODO|FIXME|XXX)\b|(?i:lorem ipsum)"
+)
+pytestmark = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+
+
+def code_cells(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell for cell in cells if cell.cell_type == "code"]
+
+
+def test_every_code_cell_was_executed_in_order(path):
+    # nbval compares nothing in a cell that was never run, and passes.
+    counts = [cell.execution_count for cell in code_cells(path)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_no_code_cell_is_empty(path):
+    assert all(cell.source.strip() for cell in code_cells(path))
+
+
+def test_a_cell_has_at_most_fifteen_lines(path):
+    lengths = [len(cell.source.splitlines()) for cell in code_cells(path)]
+    assert max(lengths) <= MOST_LINES
+
+
+def test_code_and_printed_lines_fit_the_page(path):
+    for cell in code_cells(path)[1:]:
+        printed = [output.text for output in cell.outputs if output.output_type == "stream"]
+        lines = "\n".join([cell.source, *printed]).splitlines()
+        assert [line for line in lines if len(line) > WIDEST_LINE] == []
+
+
+def test_the_first_code_cell_is_the_set_up_cell(path):
+    first = code_cells(path)[0]
+    assert first.source == setup_cell(repository_url())
+    assert first.outputs == []
+
+
+def test_a_notebook_is_stored_in_normal_form(path):
+    notebook = nbformat.read(path, as_version=4)
+    normalise(notebook)
+    assert path.read_text(encoding="utf-8") == as_text(notebook), "run: make notebooks"
+
+
+def test_no_cell_failed_unless_it_says_so(path):
+    for cell in code_cells(path):
+        if any(output.output_type == "error" for output in cell.outputs):
+            assert "NBVAL_RAISES_EXCEPTION" in cell.source
+
+
+def test_nothing_is_left_of_the_machine_or_of_a_draft(path):
+    text = path.read_text(encoding="utf-8")
+    assert LEFTOVERS.findall(text) == []
+    assert str(ROOT) not in text
