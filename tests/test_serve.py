@@ -1,23 +1,12 @@
 """The local server of the book."""
 
-import threading
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
 
 import pytest
+from browser import running
 
 from tools.serve import make_server
-
-
-@contextmanager
-def running(server):
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_a_port_that_an_earlier_run_still_holds_is_no_obstacle(tmp_path):
