@@ -38,7 +38,9 @@ def context(start_method):
     start_method = require_choice("start_method", start_method or methods[0], methods)
     chosen = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
-        chosen.set_forkserver_preload(["torch.distributed", "parlab.distributed.rank"])
+        # Optimizers and DDP load torch._dynamo: once here, not for seconds in every rank.
+        modules = ["torch.distributed", "torch._dynamo", "parlab.distributed.rank"]
+        chosen.set_forkserver_preload(modules)
     return chosen
 
 
