@@ -65,6 +65,10 @@ def test_no_cell_failed_unless_it_says_so(path):
 
 
 def test_nothing_is_left_of_the_machine_or_of_a_draft(path):
-    text = path.read_text(encoding="utf-8")
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop("image/png", None)  # any letters may meet in base64
+    text = nbformat.writes(notebook)
     assert LEFTOVERS.findall(text) == []
     assert str(ROOT) not in text

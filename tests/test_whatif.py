@@ -10,7 +10,7 @@ import pytest
 from parlab import whatif
 from parlab.panels import PANELS
 
-PANEL_FUNCTIONS = [whatif.ring_stepper, whatif.all_reduce_time, whatif.bytes_per_rank]
+PANEL_FUNCTIONS = [getattr(whatif, name) for name in PANELS]
 
 
 @pytest.fixture

@@ -33,6 +33,23 @@ def bytes_per_rank(**values):
     return WhatIf(PANELS["bytes_per_rank"], values)
 
 
+def unequal_shards(**values):
+    """Error of the plain and the weighted mean over ranks; keywords rows, n_ranks."""
+    return WhatIf(PANELS["unequal_shards"], values)
+
+
+def ddp_overlap(**values):
+    """DDP's backward beside its all-reduces; keywords model, bucket_mib, bandwidth_GB_s,
+    backward_ms, n_ranks and latency_us."""
+    return WhatIf(PANELS["ddp_overlap"], values)
+
+
+def tensor_parallel_cost(**values):
+    """Tensor parallel: communication beside compute; keywords tp, hidden, sequence, micro_batch
+    and link_GB_s."""
+    return WhatIf(PANELS["tensor_parallel_cost"], values)
+
+
 class WhatIf:
     """One panel at chosen values, as Jupyter displays it."""
 

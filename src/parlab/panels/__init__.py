@@ -5,13 +5,28 @@
 
 import json
 
-from parlab.panels import all_reduce_time, bytes_per_rank, ring_stepper
+from parlab.panels import (
+    all_reduce_time,
+    bytes_per_rank,
+    ddp_overlap,
+    ring_stepper,
+    tensor_parallel_cost,
+    unequal_shards,
+)
 from parlab.panels.panel import Panel, Picture, Slider
 
 __all__ = ["PANELS", "Panel", "Picture", "Slider", "answer"]
 
 PANELS = {
-    module.PANEL.name: module.PANEL for module in (ring_stepper, all_reduce_time, bytes_per_rank)
+    module.PANEL.name: module.PANEL
+    for module in (
+        ring_stepper,
+        all_reduce_time,
+        bytes_per_rank,
+        unequal_shards,
+        ddp_overlap,
+        tensor_parallel_cost,
+    )
 }
 
 
