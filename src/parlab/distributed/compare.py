@@ -1,14 +1,12 @@
 """The program behind ``python -m parlab.distributed.ring``: the hand ring beside torch's."""
 
 import argparse
-import os
 import re
-import sys
 
 import torch.distributed as dist
 
 from parlab.collectives.cost import bus_bandwidth
-from parlab.distributed import compat
+from parlab.distributed import torchrun
 from parlab.distributed.measure import sweep
 from parlab.units import GB, KB, MB, format_bytes, format_rate, format_seconds
 
@@ -55,22 +53,13 @@ def main(argv=None):
     parser.add_argument("--sizes", type=sizes, default="4KB:64MB", help="FROM:TO, e.g. 4KB:64MB")
     parser.add_argument("--backend", choices=("gloo", "nccl"), help="default: nccl if usable")
     options = parser.parse_args(argv)
-    if "RANK" not in os.environ:
-        print(
-            "This program needs several processes. Start it with\n"
-            "  torchrun --nproc_per_node=2 -m parlab.distributed.ring --sizes 4KB:64MB",
-            file=sys.stderr,
-        )
+    command = "torchrun --nproc_per_node=2 -m parlab.distributed.ring --sizes 4KB:64MB"
+    if torchrun.is_missing(command):
         return 2
-    backend = options.backend or compat.backend_for_this_machine()
-    device = compat.local_device(backend)
-    dist.init_process_group(backend)
-    try:
+    with torchrun.joined_ranks(options.backend) as (backend, device):
         n = dist.get_world_size()
         timings = sweep(options.sizes, ("plain", "segmented", "all_reduce"), device=device)
         if dist.get_rank() == 0:
             print(f"{n} ranks, {backend}, float32; medians and ratios to dist.all_reduce")
             print_table(timings, n)
-    finally:
-        dist.destroy_process_group()
     return 0 if all(timing.equal for timing in timings) else 1

@@ -8,7 +8,6 @@ are harmless.
 """
 
 import argparse
-import os
 import sys
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from parlab.collectives.cost import bus_bandwidth
-from parlab.distributed import compat
+from parlab.distributed import torchrun
 from parlab.distributed.measure import sweep
 from parlab.units import MB, format_bytes, format_rate, format_seconds
 
@@ -56,23 +55,13 @@ def main(argv=None):
     options = parser.parse_args(argv)
     if not 4e-6 <= options.mb < float("inf"):
         parser.error(f"--mb must be a number of at least 4e-6, one float32, got {options.mb}")
-    if "RANK" not in os.environ:
-        print(
-            "This program needs several processes. Start it with\n"
-            "  torchrun --nproc_per_node=2 -m parlab.distributed.ddp_demo",
-            file=sys.stderr,
-        )
+    if torchrun.is_missing("torchrun --nproc_per_node=2 -m parlab.distributed.ddp_demo"):
         return 2
-    backend = options.backend or compat.backend_for_this_machine()
-    device = compat.local_device(backend)
-    dist.init_process_group(backend)
-    try:
+    with torchrun.joined_ranks(options.backend) as (backend, device):
         worst = torch.tensor(gradient_error(device), device=device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         (timing,) = sweep([options.mb * MB], at_least=5, device=device)
         n, rank = dist.get_world_size(), dist.get_rank()
-    finally:
-        dist.destroy_process_group()
     match = worst.item() <= TOLERANCE  # NaN is no match
     seconds = timing.median("all_reduce")
     bus = bus_bandwidth("all_reduce", n, timing.tensor_bytes, seconds)
