@@ -9,10 +9,16 @@ from tools.setup_cell import ROOT
 
 CORE = [
     "parlab",
+    "parlab.table",
     "parlab.units",
     "parlab.hardware",
     "parlab.published",
     "parlab.fit",
+    "parlab.models",
+    "parlab.buckets",
+    "parlab.memory.states",
+    "parlab.memory.activations",
+    "parlab.tensor_traffic",
     "parlab.collectives.schedules",
     "parlab.collectives.cost",
     "parlab.svg",

@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = lazy_namespace(
         "table": ("print_table",),
         "units": ("format_bytes", "format_rate", "format_seconds"),
         "hardware": ("Cluster", "GPU", "Link", "bandwidth_ladder", "cluster", "gpu", "link"),
+        "models": ("ModelConfig", "model"),
         "published": ("all_reduce_times", "published_ids", "published_table"),
         "fit": ("fit_latency_bandwidth",),
         "collectives.schedules": (
@@ -82,6 +83,15 @@ __getattr__, __dir__, __all__ = lazy_namespace(
             "token_weighted_mean",
         ),
         "buckets": ("ddp_buckets", "overlap"),
+        "memory.states": (
+            "BYTE_RECIPES",
+            "dim0_shards",
+            "zero_memory",
+            "zero_memory_bytes",
+            "zero_traffic",
+            "zero_traffic_bytes",
+        ),
+        "memory.activations": ("activation_memory", "activation_memory_bytes", "logits_bytes"),
         "distributed.launch": ("run_ranks",),
     },
     submodules=(
@@ -90,6 +100,8 @@ __getattr__, __dir__, __all__ = lazy_namespace(
         "data_parallel",
         "distributed",
         "hardware",
+        "memory",
+        "models",
         "panels",
         "plots",
         "published",

@@ -1,0 +1,1 @@
+"""Memory: `states` are weights, gradients and optimizer, `activations` what backward needs."""
