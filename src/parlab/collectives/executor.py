@@ -1,8 +1,8 @@
-"""Run schedules on one NumPy block whose rows are the ranks' tensors.
+"""Run schedules on NumPy rows, one for the tensor of each rank.
 
-A schedule is compiled once for a tensor size: the sends of a step that lie at even distances in the
-block (those of a ring step lie on a diagonal) become one strided move, so that a thousand ranks
-cost a few NumPy calls per step instead of a thousand.
+A schedule is compiled once for a tensor size. Short chunks lie in one block, and the sends of a
+step at even distances in it (those of a ring step lie on a diagonal) become one strided move, so
+that a thousand ranks cost a few NumPy calls per step instead of a thousand.
 """
 
 from functools import lru_cache
@@ -35,8 +35,12 @@ class Plan(NamedTuple):
     steps: list
     sent: list
 
-    def sent_bytes(self, block):
-        return [elements * block.itemsize for elements in self.sent]
+    @property
+    def joins_ranks(self):
+        return any(move.count > 1 for moves, _ in self.steps for move in moves)
+
+    def sent_bytes(self, rows):
+        return [elements * rows[0].itemsize for elements in self.sent]
 
 
 @lru_cache(maxsize=16)
@@ -86,12 +90,35 @@ def _moves(places, joinable):
     return moves
 
 
-def execute(plan, block):
-    size = block.itemsize
+def new_rows(plan, n_ranks, elements, dtype):
+    """Uninitialised rows: cut from one block where moves join ranks, and otherwise apart.
+
+    A block of many large rows would be new memory from the system in every call, which costs more
+    than the additions; rows apart are taken from memory that was freed before.
+    """
+    if plan.joins_ranks:
+        return list(np.empty((n_ranks, elements), dtype))
+    return [np.empty(elements, dtype) for _ in range(n_ranks)]
+
+
+def stack(plan, arrays):
+    """Return new rows that hold the arrays, flat."""
+    rows = new_rows(plan, len(arrays), arrays[0].size, arrays[0].dtype)
+    for row, array in zip(rows, arrays, strict=True):
+        row.reshape(array.shape)[...] = array
+    return rows
+
+
+def execute(plan, rows):
+    """Carry out all steps of the plan on `rows` in place, and return them."""
+    size = rows[0].itemsize
 
     def view(start, stride, move):
+        if move.count == 1:
+            rank, offset = divmod(start, rows[0].size)
+            return rows[rank][offset : offset + move.length]
         shape, strides = (move.count, move.length), (stride * size, size)
-        return np.ndarray(shape, block.dtype, block, start * size, strides)
+        return np.ndarray(shape, rows[0].dtype, rows[0].base, start * size, strides)
 
     for moves, snapshot in plan.steps:
         sources = [view(move.read, move.read_stride, move) for move in moves]
@@ -103,11 +130,4 @@ def execute(plan, block):
                 np.add(target, source, out=target)
             else:
                 target[...] = source
-    return block
-
-
-def stack(arrays):
-    block = np.empty((len(arrays), arrays[0].size), arrays[0].dtype)
-    for row, array in zip(block, arrays, strict=True):
-        row.reshape(array.shape)[...] = array
-    return block
+    return rows

@@ -12,7 +12,7 @@ not fit it is refused.
 import numpy as np
 
 from parlab.collectives import schedules
-from parlab.collectives.executor import compile_plan, execute, plan_for, stack
+from parlab.collectives.executor import compile_plan, execute, new_rows, plan_for, stack
 from parlab.units import require_choice, require_int
 
 OPS = ("sum", "mean")
@@ -97,9 +97,9 @@ def ring_reduce_scatter(arrays):
     """
     arrays = _summable(arrays)
     plan = plan_for(schedules.ring_reduce_scatter_schedule, (len(arrays),), arrays[0].size)
-    block = execute(plan, stack(arrays))
-    results = [np.array_split(row, len(arrays))[rank].copy() for rank, row in enumerate(block)]
-    return results, plan.sent_bytes(block)
+    rows = execute(plan, stack(plan, arrays))
+    results = [np.array_split(row, len(arrays))[rank].copy() for rank, row in enumerate(rows)]
+    return results, plan.sent_bytes(rows)
 
 
 def ring_all_gather(shards):
@@ -115,13 +115,13 @@ def ring_all_gather(shards):
     _agree("shards", "shape after the first axis", [shard.shape[1:] for shard in shards])
     sizes = tuple(shard.size for shard in shards)
     plan = plan_for(schedules.ring_all_gather_schedule, (len(shards),), sizes)
-    block = np.empty((len(shards), sum(sizes)), shards[0].dtype)
+    rows = new_rows(plan, len(shards), sum(sizes), shards[0].dtype)
     ends = np.cumsum(sizes)
-    for row, shard, end in zip(block, shards, ends, strict=True):
+    for row, shard, end in zip(rows, shards, ends, strict=True):
         row[end - shard.size : end] = shard.reshape(-1)
-    execute(plan, block)
+    execute(plan, rows)
     shape = (sum(shard.shape[0] for shard in shards), *shards[0].shape[1:])
-    return [row.reshape(shape) for row in block], plan.sent_bytes(block)
+    return [row.reshape(shape) for row in rows], plan.sent_bytes(rows)
 
 
 def broadcast(array, n_ranks, *, root=0):
@@ -132,10 +132,10 @@ def broadcast(array, n_ranks, *, root=0):
     """
     (array,) = _arrays([array], "array")
     plan = plan_for(schedules.broadcast_schedule, (n_ranks, root), array.size)
-    block = np.empty((n_ranks, array.size), array.dtype)
-    block[root] = array.reshape(-1)
-    execute(plan, block)
-    return [row.reshape(array.shape) for row in block], plan.sent_bytes(block)
+    rows = new_rows(plan, n_ranks, array.size, array.dtype)
+    rows[root][...] = array.reshape(-1)
+    execute(plan, rows)
+    return [row.reshape(array.shape) for row in rows], plan.sent_bytes(rows)
 
 
 def run_on_arrays(schedule, arrays):
@@ -155,8 +155,8 @@ def run_on_arrays(schedule, arrays):
     if len(arrays) != schedule.n_ranks:
         raise ValueError(f"arrays must be {schedule.n_ranks}, one per rank, got {len(arrays)}")
     plan = compile_plan(schedule, arrays[0].size)
-    block = execute(plan, stack(arrays))
-    return [row.reshape(arrays[0].shape) for row in block], plan.sent_bytes(block)
+    rows = execute(plan, stack(plan, arrays))
+    return [row.reshape(arrays[0].shape) for row in rows], plan.sent_bytes(rows)
 
 
 def _all_reduce(make_schedule, arrays, op, *sizes):
@@ -169,10 +169,11 @@ def _all_reduce(make_schedule, arrays, op, *sizes):
             f"convert arrays to a floating dtype, or use op='sum' and divide"
         )
     plan = plan_for(make_schedule, sizes or (len(arrays),), arrays[0].size)
-    block = execute(plan, stack(arrays))
+    rows = execute(plan, stack(plan, arrays))
     if op == "mean":
-        block /= len(arrays)
-    return [row.reshape(arrays[0].shape) for row in block], plan.sent_bytes(block)
+        for row in rows:
+            row /= len(arrays)
+    return [row.reshape(arrays[0].shape) for row in rows], plan.sent_bytes(rows)
 
 
 # Checks of what the caller passes.
