@@ -21,15 +21,18 @@ METHODS = {
 }
 
 
-def shape(layers=1, hidden=64, heads=4, kv_heads=None, ffn=None, gated=False):
+def shape(layers=1, hidden=64, heads=4, kv_heads=None, ffn=None, **others):
     return SimpleNamespace(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads or heads,
         ffn=ffn or 4 * hidden,
-        vocab=1000,
-        gated=gated,
+        vocab=others.pop("vocab", 1000),
+        gated=others.pop("gated", False),
+        experts=others.pop("experts", 1),
+        active_experts=others.pop("active", 1),
+        **others,
     )
 
 
@@ -115,10 +118,12 @@ def torch():
     return torch
 
 
-def kept_bytes(torch, function, x, weights):
+def kept_bytes(torch, function, x, weights, floats_only=False):
     storages = {}
 
     def note(tensor):
+        if floats_only and not tensor.is_floating_point():
+            return tensor
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
         kept.append(tensor)  # alive, so that no address is used twice
@@ -179,6 +184,123 @@ def test_attention_keeps_what_autograd_keeps(torch, flash, kv_heads):
     expected = kept_bytes(torch, attention, x, [q, k, v, o])
     config = shape(hidden=h, heads=heads, kv_heads=kv_heads)
     assert block_bytes("attention", config, dropout=False, flash=flash) == expected
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["GeLU", "SwiGLU"])
+def test_experts_keep_what_autograd_keeps(torch, gated):
+    F = torch.nn.functional
+    h, f, n_experts, active = 64, 96, 4, 2
+    x, router = parameters(torch, (32, h), (n_experts, h))
+    experts = [parameters(torch, (f, h), (f, h), (h, f)) for _ in range(n_experts)]
+
+    def mlp(x, gate, up, down):
+        if gated:
+            return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+        return F.linear(F.gelu(F.linear(x, up)), down)
+
+    def layer(x):
+        probabilities = F.linear(x, router).float().softmax(-1)
+        # As many tokens to each expert, as balanced routing has it.
+        chosen = torch.arange(32 * active).reshape(32, active) % n_experts
+        weights = probabilities.gather(1, chosen).bfloat16()
+        total = torch.zeros_like(x)
+        for number, expert in enumerate(experts):
+            tokens, slot = (chosen == number).nonzero(as_tuple=True)
+            out = mlp(x[tokens], *expert) * weights[tokens, slot].unsqueeze(-1)
+            # index_add would keep its source, which no gradient needs.
+            total = total.index_put((tokens,), out, accumulate=True)
+        return total
+
+    expected = kept_bytes(torch, layer, x, [router, *sum(experts, [])], floats_only=True)
+    config = shape(hidden=h, ffn=f, gated=gated, experts=n_experts, active=active)
+    assert block_bytes("experts", config, dropout=False) == expected
+
+
+# Experts, ends, one rank of a pipeline, and recomputation by operation.
+
+
+def test_experts_keep_as_many_insides_as_a_token_visits():
+    mixtral, dense = pl.model("mixtral-8x7b"), pl.model("llama-3-8b")  # the same h, a, k and f
+    size = {"sequence": 4096, "dropout": False, "flash": True}
+    experts = pl.activation_memory(mixtral, 1, **size).layer_bytes
+    mlp = pl.activation_memory(dense, 1, **size).layer_bytes
+    h, f = 4096, 14336
+    # One more MLP's inside, two copies and two outputs of a token, 8 probabilities, 2 weights.
+    assert (experts - mlp) / 4096 == 8 * f + 2 * 2 * h + 2 * 2 * h + 8 * 4 + 2 * 2
+
+
+@pytest.mark.parametrize("load, copies", [(1, 64), (1.25, 80), (1.001, 65)])
+def test_the_fullest_rank_has_more_copies_of_tokens(load, copies):
+    config = shape(hidden=64, ffn=96, experts=8, active=2)
+    memory = pl.activation_memory(config, 2, sequence=16, expert_load=load)
+    sizes = {item.tensor: item.layer_bytes for item in memory.items if item.block == "experts"}
+    assert sizes["copies of tokens"] == sizes["outputs before the sum"] == copies * 64 * 2
+    assert sizes["input of GeLU"] == copies * 96 * 2
+    assert sizes["input of the router"] == 32 * 64 * 2
+
+
+@given(t=st.sampled_from([1, 2, 4]), options=st.booleans(), gated=st.booleans())
+def test_sequence_parallelism_cuts_experts_like_everything_else(t, options, gated):
+    config = shape(heads=4, ffn=96, experts=8, active=2, gated=gated)
+    size = {"sequence": 32, "dropout": options, "flash": options}
+    whole = pl.activation_memory_bytes(config, 1, **size)
+    assert pl.activation_memory_bytes(config, 1, **size, tp=t, sequence_parallel=True) * t == whole
+
+
+@pytest.mark.parametrize("chunks, in_flight", [(1, [4, 3, 2, 1]), (2, [11, 9, 7, 5])])
+def test_each_rank_has_in_flight_what_torchs_schedules_hold(chunks, in_flight):
+    # Schedule1F1B and ScheduleInterleaved1F1B with p = 4, m = 8: the largest stage.fwd_cache.
+    config = shape(layers=8)
+    size = {"sequence": 16, "pipeline": 4, "chunks": chunks}
+    ranks = [pl.activation_memory(config, 1, **size, pipeline_rank=rank) for rank in range(4)]
+    layers_of_a_chunk = 8 // (4 * chunks)
+    assert [memory.layers_held for memory in ranks] == [n * layers_of_a_chunk for n in in_flight]
+
+
+def test_the_ends_of_a_pipeline_korthikanti_section_4_3():
+    # First stage: s b h p / t. Last stage: s b h / t (2 + 2) and 4 s b V / t, and 16-bit logits.
+    s, b, h, v, t, p = 2048, 1, 12288, 51200, 8, 8
+    config = shape(96, h, 96, vocab=v)
+    size = {"sequence": s, "tp": t, "pipeline": p, "sequence_parallel": True, "ends": True}
+    first, middle, last = [
+        pl.activation_memory(config, b, **size, pipeline_rank=rank).ends for rank in (0, 3, p - 1)
+    ]
+    assert [item.layer_bytes for item in first] == [s * b * h * p // t]
+    assert middle == ()
+    assert {item.tensor: item.layer_bytes for item in last} == {
+        "input of the last norm": 2 * s * b * h // t,
+        "input of the head": 2 * s * b * h // t,
+        "logits, 16 bits": 2 * s * b * v // t,
+        "logits, fp32": 4 * s * b * v // t,
+    }
+
+
+def test_ends_count_once_beside_the_layers():
+    config, size = shape(layers=4), {"sequence": 16, "dropout": False}
+    with_ends = pl.activation_memory(config, 2, **size, ends=True)
+    assert with_ends.items == pl.activation_memory(config, 2, **size).items
+    added = with_ends.total - pl.activation_memory_bytes(config, 2, **size)
+    assert added == 32 * (4 * 64 + 6 * 1000)
+
+
+def test_every_second_product_is_kept_as_torchtitan_lists_them():
+    # q, v, w1 and w2 of the products q, k, v, o, w1, w3, w2; the kernel's output; the input.
+    memory = pl.activation_memory(
+        pl.model("llama-3-8b"), 1, sequence=8192, recompute="per-op", flash=True, dropout=False
+    )
+    elements = 4096 + 1024 + 14336 + 4096 + 4096 + 4096
+    log_sum_exp = 32 * 4
+    assert memory.total == 32 * 8192 * (2 * elements + log_sum_exp)
+    # q, v and up of the products q, k, v, o, up, down, and the input.
+    gelu = pl.activation_memory(shape(), 1, sequence=16, recompute="per-op", dropout=False)
+    assert gelu.total == 16 * 2 * (64 + 64 + 256 + 64)
+
+
+def test_every_second_product_adds_the_sums_that_sequence_parallelism_scatters():
+    size = {"sequence": 8192, "recompute": "per-op", "flash": True, "dropout": False, "tp": 8}
+    memory = pl.activation_memory(pl.model("llama-3-8b"), 1, **size, sequence_parallel=True)
+    cut = 4096 + 4096 + 1024 + 14336 + 4096 + 2 * 4096  # with two reduce-scattered sums
+    assert memory.layer_bytes == 8192 * (2 * cut + 32 * 4) // 8 + 8192 * 2 * 4096
 
 
 # Laws.
@@ -258,7 +380,22 @@ GOOD = {"config": shape(layers=6, heads=8), "micro_batch": 1, "sequence": 30}
         ({"config": shape(kv_heads=3)}, ValueError, "kv_heads must divide heads = 4, got 3"),
         ({"config": shape(kv_heads=2), "tp": 4}, ValueError, "tp must divide kv_heads = 2, got 4"),
         ({"config": shape(ffn=90), "tp": 4}, ValueError, "tp must divide ffn = 90, got 4"),
-        ({"config": pl.model("mixtral-8x7b")}, ValueError, "config must have no experts, got 8"),
+        ({"pipeline": 3, "pipeline_rank": 3}, ValueError, "pipeline_rank must be .* from 0 to 2"),
+        ({"expert_load": 0.9}, ValueError, "expert_load must be a finite number of at least 1"),
+        ({"expert_load": float("nan")}, ValueError, "expert_load must be a finite number"),
+        ({"ends": 1}, TypeError, "ends must be True or False, got 1"),
+        (
+            {"ends": True, "config": shape(vocab=0)},
+            ValueError,
+            "vocab must be an int of at least 1",
+        ),
+        ({"ends": True, "config": shape(vocab=9), "tp": 4}, ValueError, "tp must divide vocab = 9"),
+        ({"config": shape(experts=2, active=3)}, ValueError, "active_experts must be an int from"),
+        (
+            {"config": pl.model("mixtral-8x7b"), "recompute": "per-op"},
+            ValueError,
+            "recompute must not be per-op with experts",
+        ),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from parlab.units import require_choice, require_int
+from parlab.units import require_bool, require_choice, require_int
 
 BIAS_PLACES = ("qkv", "attention_output", "mlp")
 MAX_SIZE, MAX_PARAMS = 10**9, 10**15
@@ -29,6 +29,20 @@ class Parameters(NamedTuple):
     @property
     def total(self):
         """All items together."""
+        return sum(self)
+
+
+class LayerParts(NamedTuple):
+    """Parameters of one layer by what parallelism does with them."""
+
+    cut: int  # matrices and biases that tensor parallelism divides
+    whole: int  # norms, router and the biases added after a sum over ranks: the same on each
+    expert_cut: int  # the same two of all experts, which expert parallelism divides besides
+    expert_whole: int
+
+    @property
+    def total(self):
+        """All parts together."""
         return sum(self)
 
 
@@ -104,7 +118,7 @@ class ModelConfig:
             if getattr(self, field) is not None:
                 self._check_size(field)
         for field in ("gated", "tied"):
-            _require_bool(field, getattr(self, field))
+            require_bool(field, getattr(self, field))
         object.__setattr__(self, "norm", require_choice("norm", self.norm, ("layer", "rms")))
         object.__setattr__(self, "biases", _require_places(self.biases))
         if self.head_dim is None and self.hidden % self.heads:
@@ -150,7 +164,7 @@ class ModelConfig:
             head=0 if self.tied else self.vocab * h,
         )
 
-    @property
+    @cached_property
     def n_params(self):
         """Number of parameters, exactly; a tied head counts once. Memory holds all of them."""
         return self.parameters.total
@@ -172,6 +186,41 @@ class ModelConfig:
         norms = 2 * items.norms // (2 * self.layers + 1)
         return (items.attention + items.mlp + items.router) // self.layers + norms
 
+    @cached_property
+    def layer_shape(self):
+        """The sizes on which a layer's activations depend: (h, a, k, d, f, gated, E, active)."""
+        return (
+            self.hidden,
+            self.heads,
+            self.kv_heads,
+            self.head_size,
+            self.ffn,
+            self.gated,
+            self.experts,
+            self.active_experts,
+        )
+
+    @cached_property
+    def layer_parts(self):
+        """`layer_params` by part; with one expert the MLP belongs to `cut` and `whole`.
+
+        >>> model("gpt2").layer_parts
+        LayerParts(cut=7083264, whole=4608, expert_cut=0, expert_whole=0)
+        """
+        h, biases = self.hidden, self.biases
+        attention, cut, router = self._matrices
+        if "qkv" in biases:
+            attention += (self.heads + 2 * self.kv_heads) * self.head_size
+        after_sum = h if "attention_output" in biases else 0
+        if "mlp" in biases:
+            cut += 2 * self.ffn if self.gated else self.ffn
+        whole = h if "mlp" in biases else 0
+        norms = 4 * h if self.norm == "layer" else 2 * h
+        if self.experts == 1:
+            return LayerParts(attention + cut, after_sum + whole + norms, 0, 0)
+        experts = self.experts
+        return LayerParts(attention, after_sum + norms + router, experts * cut, experts * whole)
+
     def flops_per_token(self, sequence, *, causal=False):
         """Return a token's FLOP by kind, averaged over its sequence; only matrix products count.
 
@@ -191,7 +240,7 @@ class ModelConfig:
         why = "no position was learned for a later token" if self.positions else ""
         s = require_int("sequence", sequence, minimum=1, maximum=longest, why=why)
         attention, expert, router = self._matrices
-        keys_twice = s + 1 if _require_bool("causal", causal) else 2 * s
+        keys_twice = s + 1 if require_bool("causal", causal) else 2 * s
         return TokenFlops(
             attention=2 * self.layers * attention,
             scores=2 * self.layers * self.heads * self.head_size * keys_twice,
@@ -225,12 +274,6 @@ def model(name):
     """
     key = require_choice("model name", name, _sheet())
     return ModelConfig(name=key, **_sheet()[key])
-
-
-def _require_bool(name, value):
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return value
 
 
 def _require_places(biases):

@@ -53,6 +53,13 @@ def require_int(name, value, *, minimum=None, maximum=None, why=""):
     ...
     ValueError: n_ranks must be an int of at least 1, got 0: someone has to hold the data
     """
+    # The usual case first: an estimate has dozens of these checks, and microseconds.
+    if (
+        type(value) is int
+        and (minimum is None or value >= minimum)
+        and (maximum is None or value <= maximum)
+    ):
+        return value
     rule = f"an int{_bounds(minimum, maximum)}"
     plain = _unwrap(value)
     if isinstance(plain, bool):
@@ -82,6 +89,13 @@ def require_number(name, value, *, minimum=None, exclusive=False, why=""):
     ...
     ValueError: latency_s must be a finite number of at least 0, got nan
     """
+    if (
+        (type(value) is float or type(value) is int)
+        and minimum is not None
+        and not exclusive
+        and minimum <= value <= sys.float_info.max
+    ):
+        return value
     rule = f"a finite number{_bounds(minimum, None, exclusive)}"
     plain = _unwrap(value)
     is_array = getattr(getattr(plain, "dtype", None), "kind", None) in ("i", "u", "f")
@@ -98,6 +112,13 @@ def require_number(name, value, *, minimum=None, exclusive=False, why=""):
     return plain
 
 
+def require_bool(name, value):
+    """Return ``value``, which must be True or False; 1 and 0.1 hide a mistake."""
+    if value is True or value is False:
+        return value
+    raise TypeError(_message(name, "True or False", value))
+
+
 def require_choice(name, value, choices):
     """Return the entry of ``choices`` that equals ``value`` but for case, or offer the nearest.
 
@@ -106,6 +127,8 @@ def require_choice(name, value, choices):
     ...
     ValueError: name must be one of nvlink-4, pcie-4, got 'Nvlink-44'; did you mean nvlink-4?
     """
+    if type(value) is str and hasattr(choices, "__len__") and value in choices:
+        return value
     choices = list(choices)
     if not isinstance(value, str):
         raise TypeError(_message(name, f"text, one of {', '.join(choices)}", value))

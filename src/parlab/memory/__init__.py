@@ -1,1 +1,1 @@
-"""Memory: `states` are weights, gradients and optimizer, `activations` what backward needs."""
+"""Memory: model states, what ZeRO sends, activations, and all of a training step together."""

@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and optimizer on one rank under ZeRO, and the bytes that ZeRO sends.
+"""Bytes of weights, gradients and optimizer on one rank under ZeRO.
 
 Psi is the number of parameters, N the number of GPUs over which ZeRO shards; w, g and k are bytes
 per parameter of weights, gradients and optimizer. 1 GB = 10^9 bytes.
@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
+from typing import NamedTuple
 
 from parlab.units import require_int, require_number
 
 MOST_PARAMS = 10**15
-MOST_GPUS = MOST_MICRO_BATCHES = 10**9
+MOST_GPUS = 10**9
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class ByteRecipe:
         return self.weight_bytes + self.grad_bytes + self.k
 
     @property
+    def of_each(self):
+        """Weight, gradient and optimizer bytes, in this order."""
+        return self.weight_bytes, self.grad_bytes, self.k
+
+    @property
     def arguments(self):
         """Keyword arguments for `zero_memory_bytes` and its twin.
 
@@ -38,7 +44,11 @@ class ByteRecipe:
         ...  for name in ("mixed-precision", "autocast")]  # 16 bytes both, cut differently
         [26.25, 38.5]
         """
-        return {"weight_bytes": self.weight_bytes, "grad_bytes": self.grad_bytes, "k": self.k}
+        return {
+            "weight_bytes": self.weight_bytes,
+            "grad_bytes": self.grad_bytes,
+            "k": self.k,
+        }
 
 
 _MEGATRON = "Megatron Core developer guide, Distributed Optimizer, table of bytes per parameter"
@@ -56,8 +66,7 @@ BYTE_RECIPES = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class ZeroMemory:
+class ZeroMemory(NamedTuple):
     """Bytes on one rank by item, which sum to the total.
 
     unsharded: the same before ZeRO cuts anything. fullest: the same on the fullest rank, where
@@ -98,28 +107,22 @@ def zero_memory(
     >>> zero_memory(30, 8, 3, parameter_sizes=[(10, 3)]).fullest.total / (16 * 30)
     0.2
     """
-    n_params = _require_params(n_params)
+    n_params = require_params(n_params)
     n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
-    stage = _require_stage(stage)
+    stage = require_stage(stage)
     w = require_number("weight_bytes", weight_bytes, minimum=0)
     g = require_number("grad_bytes", grad_bytes, minimum=0)
     k = require_number("k", k, minimum=0)
-    weights, gradients, optimizer = w * n_params, g * n_params, k * n_params
     fullest = None
     if parameter_sizes is not None:
         most = _fullest_shard(n_params, parameter_sizes, n)
         fullest = ZeroMemory(
-            weights=w * most if stage >= 3 else weights,
-            gradients=g * most if stage >= 2 else gradients,
-            optimizer=k * most if stage >= 1 else optimizer,
+            weights=w * (most if stage >= 3 else n_params),
+            gradients=g * (most if stage >= 2 else n_params),
+            optimizer=k * (most if stage >= 1 else n_params),
         )
-    return ZeroMemory(
-        weights=_share(weights, n) if stage >= 3 else weights,
-        gradients=_share(gradients, n) if stage >= 2 else gradients,
-        optimizer=_share(optimizer, n) if stage >= 1 else optimizer,
-        unsharded=ZeroMemory(weights, gradients, optimizer),
-        fullest=fullest,
-    )
+    unsharded = ZeroMemory(w * n_params, g * n_params, k * n_params)
+    return ZeroMemory(*zero_shares(n_params, w, g, k, n, stage), unsharded, fullest)
 
 
 def zero_memory_bytes(n_params, n_gpus, stage, k=12, *, weight_bytes=2, grad_bytes=2):
@@ -131,6 +134,67 @@ def zero_memory_bytes(n_params, n_gpus, stage, k=12, *, weight_bytes=2, grad_byt
     return zero_memory(
         n_params, n_gpus, stage, k, weight_bytes=weight_bytes, grad_bytes=grad_bytes
     ).total
+
+
+class ExpertZeroMemory(NamedTuple):
+    """The states of what all ranks share, and of the experts that a rank has."""
+
+    shared: ZeroMemory
+    experts: ZeroMemory
+
+    @property
+    def weights(self):
+        """Of both."""
+        return self.shared.weights + self.experts.weights
+
+    @property
+    def gradients(self):
+        """Of both."""
+        return self.shared.gradients + self.experts.gradients
+
+    @property
+    def optimizer(self):
+        """Of both."""
+        return self.shared.optimizer + self.experts.optimizer
+
+    @property
+    def total(self):
+        """Weights, gradients and optimizer together."""
+        return self.shared.total + self.experts.total
+
+
+def expert_zero_memory(
+    config, n_gpus, stage, k=12, *, expert_parallel=1, weight_bytes=2, grad_bytes=2
+):
+    """Memory of the model states on one rank of a model with experts, by item.
+
+    All experts count, not only those that a token visits. A rank has E / ep of them, and only
+    N / ep ranks have the same ones: ZeRO shards the states of experts over those, all other states
+    over N. Singh et al. (arXiv 2303.06318); Megatron Core calls the N / ep ranks the expert data
+    parallel group.
+
+    config: a ModelConfig with its experts E. n_gpus: N, GPUs that see different tokens.
+        expert_parallel: ep, must divide E and N. The rest as in `zero_memory`.
+    Raises ValueError or TypeError as `zero_memory`, and for an ep that does not divide.
+
+    >>> from parlab.models import model
+    >>> memory = expert_zero_memory(model("mixtral-8x7b"), 64, 1, expert_parallel=8)
+    >>> round(memory.total / 1e9, 2), memory.experts.optimizer
+    (37.73, 8455716864)
+    """
+    n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
+    ep = require_expert_parallel(expert_parallel, config, n)
+    recipe = {"k": k, "weight_bytes": weight_bytes, "grad_bytes": grad_bytes}
+    experts = config.parameters.mlp if config.experts > 1 else 0
+    return ExpertZeroMemory(
+        shared=zero_memory(config.n_params - experts, n, stage, **recipe),
+        experts=zero_memory(experts // ep, n // ep, stage, **recipe),
+    )
+
+
+def expert_zero_memory_bytes(config, n_gpus, stage, k=12, **options):
+    """Bytes of the model states on one rank: the total of `expert_zero_memory`."""
+    return expert_zero_memory(config, n_gpus, stage, k, **options).total
 
 
 def dim0_shards(rows, n_gpus):
@@ -145,90 +209,46 @@ def dim0_shards(rows, n_gpus):
     return [min(chunk, max(rows - rank * chunk, 0)) for rank in range(n_gpus)]
 
 
-@dataclass(frozen=True)
-class ZeroMessage:
-    """`count` equal collectives; bytes_per_rank is what a rank sends in all of them."""
-
-    tensor: str
-    op: str
-    phase: str
-    count: int
-    bytes_per_rank: float
-
-
-@dataclass(frozen=True)
-class ZeroTraffic:
-    """Items, and a total that is their sum."""
-
-    items: tuple[ZeroMessage, ...]
-
-    @property
-    def bytes_per_rank(self):
-        """Bytes that each rank sends."""
-        return sum(item.bytes_per_rank for item in self.items)
+def require_expert_parallel(value, config, n_gpus):
+    """Return ep, which divides the experts of a ModelConfig and the GPUs, or say that it must."""
+    ep = require_int("expert_parallel", value, minimum=1)
+    if ep > 1:
+        for name, size in (("experts", config.experts), ("n_gpus", n_gpus)):
+            if size % ep:
+                raise ValueError(
+                    f"expert_parallel must divide {name} = {size}, got {ep}: groups are equal"
+                )
+    return ep
 
 
-def zero_traffic(n_params, n_gpus, stage, micro_batches=1, *, weight_bytes=2, grad_bytes=2):
-    """Bytes that a rank sends in one optimizer step of M micro-batches, by collective, on rings.
-
-    In units of (N-1)/N Psi: stage 0 sends 2g (all-reduce after the last micro-batch: no_sync);
-    stage 1 g + w (reduce-scatter, then an all-gather of the new weights); stage 2, which keeps no
-    whole gradient, M g + w; stage 3 gathers weights in forward and again in backward: M (2w + g).
-    Rajbhandari et al. (arXiv 1910.02054), section 7, is M = 1 and g = w: 2, 2, 2 and 3. A stage 1
-    that all-reduces gradients before it shares weights (PyTorch's ZeroRedundancyOptimizer under
-    DDP) sends more than this.
-
-    n_params: Psi. n_gpus: N. micro_batches: M. weight_bytes, grad_bytes: w, g as they are sent.
-
-    >>> [zero_traffic(7e9, 8, stage, 4).bytes_per_rank / 1e9 for stage in range(4)]
-    [24.5, 24.5, 61.25, 147.0]
-    """
-    n_params = _require_params(n_params)
-    n_gpus = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
-    stage = _require_stage(stage)
-    m = require_int("micro_batches", micro_batches, minimum=1, maximum=MOST_MICRO_BATCHES)
-    weights = n_params * require_number("weight_bytes", weight_bytes, minimum=0)
-    gradients = n_params * require_number("grad_bytes", grad_bytes, minimum=0)
-
-    def message(tensor, op, phase, count, size):
-        passes = 2 if op == "all_reduce" else 1
-        sent = _share(passes * count * (n_gpus - 1) * size, n_gpus)
-        return ZeroMessage(tensor, op, phase, count, sent)
-
-    if stage == 0:
-        return ZeroTraffic((message("gradients", "all_reduce", "backward", 1, gradients),))
-    reduced = message("gradients", "reduce_scatter", "backward", 1 if stage == 1 else m, gradients)
-    phases, count = (("forward", "backward"), m) if stage == 3 else (("after the step",), 1)
-    gathered = (message("weights", "all_gather", phase, count, weights) for phase in phases)
-    return ZeroTraffic((*gathered, reduced))
+def zero_shares(n_params, w, g, k, n_gpus, stage):
+    """Return a rank's weights, gradients and optimizer; ZeRO cuts the last first."""
+    return (
+        share(w * n_params, n_gpus) if stage >= 3 else w * n_params,
+        share(g * n_params, n_gpus) if stage >= 2 else g * n_params,
+        share(k * n_params, n_gpus) if stage >= 1 else k * n_params,
+    )
 
 
-def zero_traffic_bytes(n_params, n_gpus, stage, micro_batches=1, *, weight_bytes=2, grad_bytes=2):
-    """Bytes that a rank sends in one optimizer step: the total of `zero_traffic`.
-
-    >>> zero_traffic_bytes(7e9, 8, 3) / zero_traffic_bytes(7e9, 8, 0)
-    1.5
-    """
-    return zero_traffic(
-        n_params, n_gpus, stage, micro_batches, weight_bytes=weight_bytes, grad_bytes=grad_bytes
-    ).bytes_per_rank
-
-
-def _require_params(value):
+def require_params(value):
+    """Return Psi, as an int where it is whole so that its products are exact."""
+    if type(value) is int and 0 <= value <= MOST_PARAMS:
+        return value
     number = require_number("n_params", value, minimum=0)
     if getattr(number, "max", lambda: number)() > MOST_PARAMS:
         raise ValueError(f"n_params must be at most 10^15, got {value}: it counts parameters")
-    # 7e9 is how people write it; as an int its products are exact at any size.
+    # 7e9 is how people write it.
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-def _require_stage(stage):
+def require_stage(stage):
+    """Return a ZeRO stage, or say what each one shards."""
     why = "ZeRO shards nothing (0), the optimizer (1), also gradients (2), also weights (3)"
     return require_int("stage", stage, minimum=0, maximum=3, why=why)
 
 
-def _share(n_bytes, parts):
-    """Divide, and stay an exact int where one is the answer."""
+def share(n_bytes, parts):
+    """Divide by an int, and stay an exact int where one is the answer."""
     if isinstance(n_bytes, int) and n_bytes % parts == 0:
         return n_bytes // parts
     return n_bytes / parts

@@ -1,0 +1,36 @@
+"""How long the estimates of memory take in plain Python, checks and all items included."""
+
+import statistics
+import time
+
+import parlab as pl
+
+CONFIG = pl.model("llama-3-8b")
+CASES = {
+    "training_memory": lambda: pl.training_memory(
+        CONFIG, 2, sequence=8192, n_gpus=64, stage=3, recompute="full"
+    ),
+    "activation_memory": lambda: pl.activation_memory(CONFIG, 2, sequence=8192),
+    "zero_memory": lambda: pl.zero_memory(CONFIG.n_params, 64, 3),
+}
+ROUNDS, CALLS = 301, 40  # a round is shorter than what the system gives a process at a time
+
+
+def microseconds(function):
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        function()
+    return 1e6 * (time.perf_counter() - start) / CALLS
+
+
+def main():
+    rounds = {name: [] for name in CASES}
+    for _ in range(ROUNDS):  # in turn, so that a busy moment slows all
+        for name, function in CASES.items():
+            rounds[name].append(microseconds(function))
+    median = {name: statistics.median(times) for name, times in rounds.items()}
+    print(", ".join(f"{name}: {time:.1f} µs" for name, time in median.items()))
+
+
+if __name__ == "__main__":
+    main()
