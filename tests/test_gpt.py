@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parlab.distributed import compat, gpt
 from parlab.distributed.gpt import GPT, GPT2_SMALL, IGNORE, TINY, GPTConfig, token_batch, token_loss
@@ -20,6 +21,19 @@ CONFIGS = {
     "one head of keys": replace(WIDE, kv_heads=1),
     "narrow MLP": replace(WIDE, ffn=20),
 }
+
+
+class Calls(TorchDispatchMode):
+    """Names of the operators that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+        self.count = self.names.count
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 def same(a, b):
@@ -152,6 +166,44 @@ def test_dropout_keeps_the_mean_and_blocks_the_gradient_of_what_it_drops():
     assert torch.equal(x.grad, kept.detach())
 
 
+@pytest.mark.parametrize("attention", ["fused", "explicit"])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recomputation_changes_neither_the_loss_nor_any_gradient(recompute, dropout, attention):
+    config = replace(WIDE, kv_heads=2, dropout=dropout, attention=attention)
+    tokens, targets = token_batch(config, 3)
+    results = []
+    for choice in ("none", recompute):
+        model = GPT(replace(config, recompute=choice))
+        torch.manual_seed(0)  # the same elements are dropped
+        loss = token_loss(model(tokens), targets)
+        loss.backward()
+        results.append([loss, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("recompute", "attentions", "mlps"), [("none", 1, 1), ("selective", 2, 1), ("full", 2, 2)]
+)
+def test_what_is_recomputed_runs_twice_in_training_and_once_without(recompute, attentions, mlps):
+    block = gpt.Block(replace(WIDE, attention="explicit", recompute=recompute))
+    for needs_gradient in (True, False):
+        with Calls() as calls, torch.set_grad_enabled(needs_gradient):
+            y = block(torch.ones(2, 8, 48))
+            if needs_gradient:
+                y.sum().backward()
+        found = calls.count("aten::_softmax"), calls.count("aten::gelu")
+        assert found == ((attentions, mlps) if needs_gradient else (1, 1))
+
+
+def test_recomputation_leaves_the_names_of_the_parameters():
+    names = [
+        list(GPT(replace(TINY, recompute=choice)).state_dict())
+        for choice in ("none", "selective", "full")
+    ]
+    assert names[0] == names[1] == names[2]
+
+
 def test_the_loss_is_the_mean_over_the_targets_that_count():
     logits = torch.zeros(2, 3, 8)
     logits[1] = 5.0  # a constant changes nothing
@@ -205,6 +257,7 @@ def test_the_model_learns_the_batch():
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"dropout": float("nan")}, "dropout must be a finite number"),
         ({"attention": "flash"}, "attention must be one of fused, explicit"),
+        ({"recompute": "some"}, "recompute must be one of none, selective, full, got 'some'"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

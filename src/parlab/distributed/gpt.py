@@ -9,10 +9,12 @@ values, d = h / a the size of a head, f inner size of the MLP, v vocabulary.
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from parlab.units import require_choice, require_int, require_number
 
@@ -38,6 +40,8 @@ class GPTConfig:
     tied : the head uses the token embedding's weight.
     attention : "fused" calls torch's `scaled_dot_product_attention`; "explicit" writes the same
         out, and keeps the s x s weights in memory.
+    recompute : what runs once more in backward, so that only its inputs are kept: "none";
+        "selective", attention between the projections; "full", every block (arXiv 2205.05198).
 
     Errors
     ------
@@ -57,6 +61,7 @@ class GPTConfig:
     dropout: float = 0.0
     tied: bool = True
     attention: str = "fused"
+    recompute: str = "none"
 
     def __post_init__(self):
         for name in ("vocab", "layers", "hidden", "heads", "sequence"):
@@ -79,6 +84,7 @@ class GPTConfig:
         if self.dropout >= 1:
             raise ValueError(f"dropout must be below 1, got {self.dropout}: nothing would be left")
         require_choice("attention", self.attention, ("fused", "explicit"))
+        require_choice("recompute", self.recompute, ("none", "selective", "full"))
 
     @property
     def head_size(self):
@@ -109,6 +115,11 @@ def drop(x, probability, training):
     return torch.native_dropout(x, probability, True)[0]
 
 
+def run_again_in_backward(function, *inputs):
+    """function(*inputs), of which only the inputs are kept."""
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
 class Attention(nn.Module):
     """Causal attention; the number of heads is read off the widths that q, k and v give.
 
@@ -125,6 +136,8 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.dropout = config.dropout
         self.attend = attend_fused if config.attention == "fused" else attend_explicitly
+        if config.recompute == "selective":
+            self.attend = partial(run_again_in_backward, self.attend)
 
     def forward(self, x):
         q, k, v = (self._heads(layer(x)) for layer in (self.q, self.k, self.v))  # (b, a or k, s, d)
@@ -176,8 +189,14 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden)
         self.mlp = MLP(config)
+        self.recompute = config.recompute
 
     def forward(self, x):
+        if self.recompute == "full":
+            return run_again_in_backward(self._forward, x)
+        return self._forward(x)
+
+    def _forward(self, x):
         x = x + self.attention(self.attention_norm(x))  # (b, s, h)
         return x + self.mlp(self.mlp_norm(x))
 
