@@ -1,0 +1,1 @@
+"""Pipelines: `schedules` order the actions of each rank, `timeline` gives them times."""
