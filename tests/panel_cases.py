@@ -27,12 +27,16 @@ def positions(panel):
 
 
 def questions():
-    """Everything a test asks of the panels: {"panel", "indices", "constants"}."""
+    """Everything a test asks of the panels, in the form of `answer`."""
     for name, panel in PANELS.items():
         for indices in positions(panel):
             yield {"panel": name, "indices": indices, "constants": {}}
     textbook = {"n_ranks": 1, "step": 2}
     yield {"panel": "ring_stepper", "indices": textbook, "constants": {"shift": 1}}
+    for indices in positions(PANELS["pipeline_schedule"]):
+        for where in ({"x": 201.3, "y": 151.7}, {"at": None, "keys": ["End", "ArrowDown", "Home"]}):
+            asked = {"panel": "pipeline_schedule", "indices": indices, "constants": {}}
+            yield asked | {"where": where}
 
 
 def main(folder):

@@ -18,7 +18,11 @@ PANELS = {  # on each page
     PAGE: ("ring_stepper", "all_reduce_time", "bytes_per_rank"),
     "notebooks/02_data_parallel.html": ("unequal_shards", "ddp_overlap"),
     "notebooks/03_tensor_parallel.html": ("tensor_parallel_cost",),
+    "notebooks/04_zero_fsdp.html": ("zero_ladder",),
+    "notebooks/05_activations.html": ("recompute_bytes", "does_it_fit"),
+    "notebooks/06_pipelines.html": ("pipeline_schedule",),
 }
+GANTT = ("notebooks/06_pipelines.html", "pipeline_schedule")
 every_page = pytest.mark.parametrize("path", PANELS, ids=lambda path: Path(path).stem)
 PATIENCE = 60_000  # ms; a busy machine may take long to start Python
 
@@ -200,6 +204,123 @@ def test_the_first_update_and_every_move_are_quick(open_page, summary, path):
             )
             assert painted < 2000
     assert first < PATIENCE / 1e3
+
+
+@pytest.mark.parametrize("schedule, v, aim", [(1, 1, 16), (2, 4, 35)], ids=["1F1B", "interleaved"])
+def test_the_largest_gantt_chart_follows_its_sliders(open_page, summary, schedule, v, aim):
+    path, panel = GANTT
+    page = open_page(path)
+    for name, key, times in (
+        ("Schedule", "Home", 1),
+        ("Schedule", "ArrowRight", schedule),
+        ("Ranks p", "End", 1),
+        ("Micro-batches", "End", 1),
+    ):
+        for _ in range(times):
+            slider(page, name, panel).press(key)
+    wait_for(page, ".parlab-sentence", "p = 16 ranks, m = 64", panel)
+    slider(page, "Interleaved v", panel).press("End")
+    wait_for(page, ".parlab-sentence", f"p = 16 ranks, m = 64, v = {v}, ", panel)
+    sliders = [slider(page, name, panel) for name in ("Backward B", "Transfer", "Slow rank")]
+    for by, kind in ((1, "to the next position"), (3, "three positions on")):
+        timed = []
+        for number, moved in enumerate(sliders, start=4):
+            moved.press("Home")
+            for _ in range(int(moved.get_attribute("max")) // by):
+                timed.append(page.evaluate(TIME_A_MOVE, [panel, number, by])["painted"])
+            moved.press("Home")
+        painted = statistics.median(timed)
+        summary.lines.append(
+            f"{panel}, p = 16, m = 64, v = {v}, a move {kind}: {painted:.1f} ms to paint "
+            f"(median of {len(timed)}; aim: {aim} ms)"
+        )
+        assert painted < 2000
+
+
+def pointer_on(page, x, y):
+    """Where a point of the Gantt chart, in its own units, is on the page."""
+    picture = part(page, GANTT[1], "svg")
+    picture.scroll_into_view_if_needed()
+    box = picture.bounding_box()
+    return box["x"] + x * box["width"] / 480, box["y"] + y * box["width"] / 480
+
+
+def outlines(page):
+    return page.locator(f"[data-panel={GANTT[1]}] svg .parlab-mark").count()
+
+
+def test_pointing_at_an_action_names_it_and_leaving_or_moving_a_slider_forgets_it(open_page):
+    path, panel = GANTT
+    page = open_page(path, viewport={"width": 1280, "height": 1400})  # no slider scrolls the page
+    hint = part(page, panel, ".parlab-label").text_content()
+    assert hint.startswith("Point at an action")
+    page.mouse.move(*pointer_on(page, 46, 55))  # rank 0, at its start
+    wait_for(page, ".parlab-label", "Rank 0, F1", panel)
+    assert "In flight on it: 1 " in part(page, panel, ".parlab-label").text_content()
+    assert outlines(page) == 2
+    page.mouse.move(*pointer_on(page, 46, 20))  # above the lanes
+    wait_for(page, ".parlab-label", hint, panel)
+    page.mouse.move(*pointer_on(page, 46, 315))  # the last rank
+    wait_for(page, ".parlab-label", "idles from 0 to ", panel)
+    page.mouse.move(1, 1)
+    wait_for(page, ".parlab-label", hint, panel)
+    assert outlines(page) == 0
+    page.mouse.move(*pointer_on(page, 46, 55))
+    wait_for(page, ".parlab-label", "Rank 0, F1", panel)
+    slider(page, "Ranks p", panel).press("Home")
+    wait_for(page, ".parlab-sentence", "p = 2 ranks", panel)
+    assert part(page, panel, ".parlab-label").text_content() == hint
+    assert outlines(page) == 0
+
+
+def test_arrow_keys_step_through_the_actions_and_say_them_once(open_page):
+    path, panel = GANTT
+    page = open_page(path)
+    slider(page, "Slow rank", panel).focus()
+    page.keyboard.press("Tab")
+    focused = part(page, panel, ":focus")
+    assert focused.get_attribute("class") == "parlab-picture"
+    assert focused.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+    scrolled = page.evaluate("scrollY")
+    for key, said in (
+        ("ArrowRight", "Rank 0, F1"),
+        ("ArrowDown", "Rank 1, F1"),
+        ("ArrowRight", "Rank 1, F2"),
+        ("Home", "Rank 1, F1"),
+        ("ArrowUp", "Rank 0, "),
+    ):
+        page.keyboard.press(key)
+        wait_for(page, ".parlab-label", said, panel)
+    page.keyboard.press("Home")
+    for _ in range(30):  # quicker than answers come, and none is lost
+        page.keyboard.press("ArrowRight")
+    for _ in range(30):
+        page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowDown")
+    wait_for(page, ".parlab-label", "Rank 1, F1", panel)
+    assert page.evaluate("scrollY") == scrolled
+    slider(page, "Ranks p", panel).press("Home")
+    wait_for(page, ".parlab-sentence", "p = 2 ranks", panel)
+    part(page, panel, ".parlab-picture").focus()
+    page.keyboard.press("ArrowRight")
+    wait_for(page, ".parlab-label", "Rank 0, F1", panel)
+    live = page.locator(f"[data-panel={panel}] [aria-live]")
+    assert [element.get_attribute("class") for element in live.all()] == [
+        "parlab-label",
+        "parlab-sentence",
+    ]
+
+
+def test_a_tap_names_an_action_on_a_phone(open_page):
+    path, panel = GANTT
+    page = open_page(path, viewport={"width": 360, "height": 740}, has_touch=True)
+    page.touchscreen.tap(*pointer_on(page, 46, 55))
+    wait_for(page, ".parlab-label", "Rank 0, F1", panel)
+    height = part(page, panel, ".parlab-label").bounding_box()["height"]
+    assert page.locator(f"[data-panel={panel}]").first.bounding_box()["width"] <= 360
+    page.touchscreen.tap(*pointer_on(page, 46, 20))
+    wait_for(page, ".parlab-label", "Point at an action", panel)
+    assert part(page, panel, ".parlab-label").bounding_box()["height"] == height
 
 
 def test_a_slider_works_from_the_keyboard_and_says_its_value(open_page):

@@ -51,7 +51,7 @@ def test_every_corner_draws_finite_well_formed_labelled_pictures(panel, values):
     picture = panel.function(**values)
     root = ET.fromstring(picture.svg)
     assert not re.search(r"\b(nan|inf|None)\b|-0\.0\b", picture.svg + picture.sentence)
-    assert picture.sentence.endswith(".") and picture.sentence.startswith("N = ")
+    assert picture.sentence.endswith(".") and picture.sentence.startswith(("N = ", "p = "))
     assert picture.sentence in root.find(f"{SVG}desc").text
     height = float(root.get("viewBox").split()[3])
     for element in root.iter(f"{SVG}text"):

@@ -5,7 +5,22 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from parlab.svg import Scale, arrows, axes, boxes, decades, document, dots, escape, fill, line, text
+from parlab.svg import (
+    PAPER,
+    Scale,
+    arrows,
+    axes,
+    bars,
+    boxes,
+    decades,
+    document,
+    dots,
+    escape,
+    fill,
+    line,
+    stretched,
+    text,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,6 +68,11 @@ def test_decades_are_the_powers_of_ten_in_a_range(low, high, at_most, expected):
         pytest.param(boxes([(1, 2), (5, 6)], 3, 4).count("z"), 2, id="boxes are closed"),
         pytest.param(arrows([(0, 9, 5)]), "M0.0 5.0H9.0m-6.0 -6.0l6.0 6.0l-6.0 6.0", id="arrow"),
         pytest.param(dots([(0, 0)] * 3).count("M"), 3, id="dots"),
+        pytest.param(
+            bars([0, 2.5], 3, 1 / 3, 9),
+            "M0 3.0h0.3333v9.0h-0.3333M2.5 3.0h0.3333v9.0h-0.3333",
+            id="bars",
+        ),
     ],
 )
 def test_many_marks_share_one_path(data, expected):
@@ -60,7 +80,18 @@ def test_many_marks_share_one_path(data, expected):
 
 
 def test_no_marks_draw_no_path():
-    assert fill(boxes([], 1, 1)) == ""
+    assert fill(boxes([], 1, 1)) == fill(bars([], 1, 1, 1)) == ""
+
+
+def test_stretched_marks_keep_their_heights():
+    (mark,) = ET.fromstring(stretched([fill(boxes([(1, 2)], 3, 4))], 40, 1.5))
+    assert "translate(40 0) scale(1.5 1)" in stretched([], 40, 1.5)
+    assert mark.get("d") == "M1.0 2.0h3.0v4.0h-3.0z"
+
+
+def test_words_are_in_ink_unless_they_stand_on_a_mark():
+    assert "fill" not in text(0, 0, "word")
+    assert f"fill:{PAPER}" in text(0, 0, "word", colour=PAPER)
 
 
 def test_text_is_escaped():

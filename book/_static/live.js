@@ -8,7 +8,8 @@
   let worker = null;
   let failure = "";
   let lastId = 0;
-  const MOST_ANSWERS = 300; // per panel, of some 10 kB each
+  const MOST_ANSWERS = 100; // per panel, of some 10 kB each; a large Gantt chart has 150 kB
+  const KEYS = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"];
 
   class LivePanel {
     constructor(element) {
@@ -19,20 +20,23 @@
       this.answers = new Map(); // by the positions of all sliders
       this.asked = 0; // id of the question in flight, 0 for none
       this.moved = false; // whether a slider moved since the last picture was asked for
+      this.last = 0; // the slider that moved last
       this.addControls();
+      this.shown = this.positions(); // those of the picture
+      if (element.dataset.hint) this.pointer = new Pointer(this);
     }
 
     addControls() {
       const title = this.element.dataset.title;
       const group = make("div", "parlab-sliders", { role: "group", "aria-label": title });
-      for (const slider of this.sliders) {
+      for (const [i, slider] of this.sliders.entries()) {
         const id = `parlab-slider-${++lastId}`;
         const label = make("label", "", { for: id }, slider.label);
         const range = { id, type: "range", min: 0, max: slider.count - 1, step: 1 };
         slider.input = make("input", "", range);
         slider.output = make("output", "", { for: id });
         slider.input.value = slider.index;
-        slider.input.addEventListener("input", () => this.move());
+        slider.input.addEventListener("input", () => this.move(i));
         slider.input.addEventListener("pointerdown", startWorker);
         slider.input.addEventListener("focus", startWorker);
         const row = make("div", "parlab-slider");
@@ -45,7 +49,8 @@
       this.sentence.setAttribute("aria-live", "polite");
     }
 
-    move() {
+    move(slider) {
+      this.last = slider;
       this.sliders.forEach(speak);
       this.moved = true;
       this.ask();
@@ -62,55 +67,64 @@
       const known = this.answers.get(String(this.positions()));
       if (this.moved && known) {
         this.moved = false;
-        this.show(known);
+        this.show(known, this.positions());
       }
       if (this.asked) return;
-      if (!this.moved) return this.askAhead();
+      const where = this.moved ? undefined : this.pointer?.next();
+      if (!this.moved && !where) return this.askAhead();
       this.moved = false;
-      this.post(this.positions());
+      this.post(where ? this.shown : this.positions(), { where });
       if (!worker.ready) this.say("Starting Python in your browser, once for this page …");
     }
 
-    // The next move is mostly a few positions along one slider: have its picture ready.
+    // The next move is mostly a few positions along the same slider, or one along another: have its
+    // picture ready.
     askAhead() {
       if (this.asked || !worker.ready) return;
       const here = this.positions();
-      for (const step of [1, -1, 2, -2, 3, -3]) {
-        for (const [i, { input }] of this.sliders.entries()) {
-          const there = here.with(i, here[i] + step);
-          if (there[i] < 0 || there[i] > Number(input.max)) continue;
-          if (!this.answers.has(String(there))) return this.post(there, true);
-        }
+      const same = [1, -1, 2, -2, 3, -3].map((step) => [this.last, step]);
+      const others = [1, -1].flatMap((step) => here.map((_, i) => [i, step]));
+      for (const [i, step] of [...same, ...others]) {
+        const there = here.with(i, here[i] + step);
+        if (there[i] < 0 || there[i] > Number(this.sliders[i].input.max)) continue;
+        if (!this.answers.has(String(there))) return this.post(there, { ahead: true });
       }
     }
 
-    post(positions, ahead = false) {
+    post(positions, { ahead = false, where } = {}) {
       this.asked = ++lastId;
-      this.question = { positions, ahead };
+      this.question = { positions, ahead, where };
       const indices = Object.fromEntries(this.sliders.map((s, i) => [s.name, positions[i]]));
       const { panel, constants } = this.element.dataset;
-      const question = { panel, indices, constants: JSON.parse(constants) };
+      const question = { panel, indices, constants: JSON.parse(constants), where };
       worker.postMessage({ id: this.asked, question });
     }
 
     answered({ answer, error }) {
-      const { positions, ahead } = this.question;
+      const { positions, ahead, where } = this.question;
       this.asked = 0;
       if (error) {
         if (!ahead) this.say(`This setting could not be computed: ${lastLine(error)}`);
         if (this.moved) this.ask();
         return;
       }
-      if (this.answers.size >= MOST_ANSWERS) this.answers.clear();
+      if (where) {
+        this.pointer.show(answer);
+        this.say("");
+        return this.ask();
+      }
+      if (this.answers.size >= MOST_ANSWERS) this.answers.delete(this.answers.keys().next().value);
       this.answers.set(String(positions), answer);
-      if (!ahead) this.show(answer);
+      if (!ahead) this.show(answer, positions);
       this.ask();
     }
 
     // Answers come one by one and in order, so an older one never replaces a newer one. During a
     // quick drag each is drawn although the slider has moved on; only its limits are out of date.
-    show({ svg, sentence, counts }) {
+    show({ svg, sentence, counts }, positions) {
       this.picture.innerHTML = svg;
+      this.shown = positions;
+      this.pointer?.forget();
       this.sentence.textContent = sentence;
       this.say("");
       if (this.moved) return;
@@ -135,6 +149,95 @@
 
     say(message) {
       if (this.status.textContent !== message) this.status.textContent = message;
+    }
+  }
+
+  // Names the part of a picture that a reader points at or steps to. Python finds it from its
+  // numbers, so that a picture needs no element per part.
+  class Pointer {
+    constructor(panel) {
+      const { title, hint } = panel.element.dataset;
+      const id = `parlab-label-${++lastId}`;
+      this.picture = panel.picture;
+      this.hint = hint;
+      this.label = make("p", "parlab-label", { id, "aria-live": "polite" }, hint);
+      this.picture.after(this.label);
+      this.picture.tabIndex = 0;
+      this.picture.setAttribute("role", "application"); // lets a screen reader pass arrow keys on
+      this.picture.setAttribute("aria-label", title);
+      this.picture.setAttribute("aria-describedby", id);
+      this.forget();
+      const pointAt = (event) => {
+        this.point = this.toPicture(event);
+        this.keys = [];
+        panel.ask();
+      };
+      this.picture.addEventListener("pointermove", pointAt);
+      this.picture.addEventListener("pointerdown", pointAt);
+      this.picture.addEventListener("pointerleave", ({ pointerType }) => {
+        if (pointerType !== "touch") this.clear(); // a finger leaves with every tap
+      });
+      this.picture.addEventListener("blur", () => this.clear());
+      this.picture.addEventListener("focus", startWorker);
+      this.picture.addEventListener("keydown", (event) => {
+        if (!KEYS.includes(event.key) || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        this.point = null;
+        this.keys.push(event.key);
+        panel.ask();
+      });
+    }
+
+    toPicture({ clientX, clientY }) {
+      const matrix = this.picture.querySelector("svg").getScreenCTM().inverse();
+      const { x, y } = new DOMPoint(clientX, clientY).matrixTransform(matrix);
+      return { x, y };
+    }
+
+    // What to ask next, undefined for nothing.
+    next() {
+      const { point, keys, at } = this;
+      if (!point && !keys.length) return undefined;
+      this.point = null;
+      this.keys = [];
+      this.waiting = true;
+      return point ?? { at, keys };
+    }
+
+    show({ label, outline, trail, at }) {
+      if (!this.waiting) return; // the reader has left, or the picture is another one
+      this.at = at ?? this.at;
+      this.mark({ trail, outline });
+      this.say(label || this.hint);
+    }
+
+    clear() {
+      this.point = null;
+      this.keys = [];
+      this.waiting = false;
+      this.mark({});
+      this.say(this.hint);
+    }
+
+    // In a new picture the keys start over.
+    forget() {
+      this.at = null;
+      this.clear();
+    }
+
+    mark(paths) {
+      const svg = this.picture.querySelector("svg");
+      for (const old of svg.querySelectorAll(".parlab-mark")) old.remove();
+      for (const [name, data] of Object.entries(paths)) {
+        const path = document.createElementNS(svg.namespaceURI, "path");
+        path.setAttribute("class", `parlab-mark parlab-${name}`);
+        path.setAttribute("d", data);
+        svg.append(path);
+      }
+    }
+
+    say(words) {
+      if (this.label.textContent !== words) this.label.textContent = words;
     }
   }
 

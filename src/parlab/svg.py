@@ -17,6 +17,7 @@ INK = "currentColor"
 BLUE = "var(--parlab-blue, #0072b2)"
 ORANGE = "var(--parlab-orange, #d55e00)"
 GREEN = "var(--parlab-green, #009e73)"
+PAPER = "var(--parlab-paper, #ffffff)"  # for words on a mark of one of these colours
 
 Point = tuple[float, float]
 
@@ -82,6 +83,15 @@ def boxes(corners: Iterable[Point], width: float, height: float) -> str:
     return "".join(f"M{x:.1f} {y:.1f}{side}" for x, y in corners)
 
 
+def bars(starts: Sequence[float], top: float, length: float, height: float) -> str:
+    """Return the path data of equal bars side by side, to be filled.
+
+    Starts are written as they are, so that thousands of bars cost little: `stretched` scales them.
+    """
+    side = f"h{length:.4g}v{height:.1f}h{-length:.4g}"
+    return f"M%.5g {top:.1f}{side}" * len(starts) % tuple(starts)
+
+
 def arrows(shafts: Iterable[tuple[float, float, float]], head: float = 6) -> str:
     """Return the path data of arrows pointing right, each given as (x of tail, x of tip, y)."""
     return "".join(
@@ -114,11 +124,24 @@ def fill(data: str, colour: str = INK, opacity: float = 1):
     return f'<path d="{data}" style="fill:{colour}"{fade}/>' if data else ""
 
 
-def text(x: float, y: float, content: str, anchor: str = "middle", size: float = FONT_SIZE) -> str:
+def stretched(marks: Iterable[str], left: float, scale: float) -> str:
+    """Return marks whose horizontal positions are not yet scaled: x becomes left + scale x."""
+    return f'<g transform="translate({left:g} 0) scale({scale:.6g} 1)">{"".join(marks)}</g>'
+
+
+def text(
+    x: float,
+    y: float,
+    content: str,
+    anchor: str = "middle",
+    size: float = FONT_SIZE,
+    colour: str = INK,
+) -> str:
     """Return a line of text whose baseline is at y; `anchor` is start, middle or end."""
     size_attribute = f' font-size="{size}"' if size != FONT_SIZE else ""
+    style = f' style="fill:{colour}"' if colour != INK else ""
     position = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f"<text {position}{size_attribute}>{escape(content)}</text>"
+    return f"<text {position}{size_attribute}{style}>{escape(content)}</text>"
 
 
 def axes(

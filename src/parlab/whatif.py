@@ -50,6 +50,30 @@ def tensor_parallel_cost(**values):
     return WhatIf(PANELS["tensor_parallel_cost"], values)
 
 
+def zero_ladder(**values):
+    """Model states by stage of ZeRO against a card; keywords model, n_gpus, stage, recipe, card."""
+    return WhatIf(PANELS["zero_ladder"], values)
+
+
+def recompute_bytes(**values):
+    """What a layer keeps for backward and what recomputation drops; keywords model, sequence,
+    micro_batch, tp, flash, recompute, sequence_parallel."""
+    return WhatIf(PANELS["recompute_bytes"], values)
+
+
+def does_it_fit(**values):
+    """A training step on one GPU against a card, and the cheapest change that makes it fit;
+    keywords model, card, n_gpus, micro_batch, sequence, tp, recompute and stage."""
+    return WhatIf(PANELS["does_it_fit"], values)
+
+
+def pipeline_schedule(**values):
+    """A pipeline schedule as a Gantt chart, beside the formula; keywords schedule, p, m, v,
+    backward, transfer, slow_rank and slowness. The published page names the action that a reader
+    points at; a notebook can't, because its widgets hear of no pointer."""
+    return WhatIf(PANELS["pipeline_schedule"], values)
+
+
 class WhatIf:
     """One panel at chosen values, as Jupyter displays it."""
 
@@ -86,8 +110,9 @@ class WhatIf:
             for slider in panel.sliders
         ]
         constants = {name: self.values[name] for name in panel.constants}
+        hint = f'data-hint="{panel.hint}" ' if panel.point else ""
         return (
-            f'<div class="parlab-panel" data-panel="{panel.name}" data-title="{panel.title}" '
+            f'<div class="parlab-panel" data-panel="{panel.name}" data-title="{panel.title}" {hint}'
             f'data-constants="{escape(json.dumps(constants))}" '
             f'data-sliders="{escape(json.dumps(sliders, ensure_ascii=False))}">'
             f'<div class="parlab-picture">{self.picture.svg}</div>'

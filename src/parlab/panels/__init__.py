@@ -9,13 +9,17 @@ from parlab.panels import (
     all_reduce_time,
     bytes_per_rank,
     ddp_overlap,
+    does_it_fit,
+    pipeline_schedule,
+    recompute_bytes,
     ring_stepper,
     tensor_parallel_cost,
     unequal_shards,
+    zero_ladder,
 )
-from parlab.panels.panel import Panel, Picture, Slider
+from parlab.panels.panel import Panel, Picture, Pointed, Slider
 
-__all__ = ["PANELS", "Panel", "Picture", "Slider", "answer"]
+__all__ = ["PANELS", "Panel", "Picture", "Pointed", "Slider", "answer"]
 
 PANELS = {
     module.PANEL.name: module.PANEL
@@ -26,6 +30,10 @@ PANELS = {
         unequal_shards,
         ddp_overlap,
         tensor_parallel_cost,
+        zero_ladder,
+        recompute_bytes,
+        does_it_fit,
+        pipeline_schedule,
     )
 }
 
@@ -35,10 +43,15 @@ def answer(question: str) -> str:
 
     question: {"panel": its name, "indices": {slider: position}, "constants": {name: value}}.
     Returns {"svg": ..., "sentence": ..., "counts": {slider: how many positions it now has}}.
+
+    With "where" in the question, a point of the picture or a part of it and keys as `Panel.point`
+    takes them, returns what is there: {"label": ..., "outline": ..., "trail": ..., "at": ...}.
     """
     asked = json.loads(question)
     panel = PANELS[asked["panel"]]
     values = panel.at(asked["indices"], asked["constants"])
+    if asked.get("where"):
+        return json.dumps(panel.point(asked["where"], **values)._asdict())
     picture = panel.function(**values)
     counts = {slider.name: slider.n_allowed(values) for slider in panel.sliders}
     return json.dumps({"svg": picture.svg, "sentence": picture.sentence, "counts": counts})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,28 @@ class Picture:
     sentence: str
 
 
+class Pointed(NamedTuple):
+    """What a reader points at in a picture.
+
+    label: names it, empty for nothing. outline: path data around it, in the picture's units.
+    trail: path data around what belongs to it. at: where arrow keys go on from, None for nowhere.
+    """
+
+    label: str
+    outline: str
+    trail: str
+    at: tuple[int, int] | None
+
+
 @dataclass(frozen=True)
 class Panel:
     """A function with the sliders that drive it.
 
     title: names the group of sliders. function: keyword arguments (one per slider, and
     `constants`, which no slider moves) to a Picture.
+    point: names a part of that picture: {"x": ..., "y": ...}, a point in its units, or {"at": ...,
+    "keys": [...]}, the part before and the keys pressed since, and the same keyword arguments to a
+    Pointed. hint: says that this can be done.
     """
 
     name: str
@@ -65,6 +82,8 @@ class Panel:
     function: Callable[..., Picture]
     sliders: tuple[Slider, ...]
     constants: Mapping = field(default_factory=dict)
+    point: Callable[..., Pointed] | None = None
+    hint: str = ""
 
     def values(self, **chosen) -> dict:
         """Return every argument of the function: the chosen ones and the defaults of the rest."""
