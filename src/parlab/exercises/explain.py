@@ -1,0 +1,132 @@
+"""Prompts of "Explain it in two minutes", each with a model answer; parlab computes its numbers."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import parlab as pl
+
+
+class Prompt(NamedTuple):
+    """Something to explain aloud, and what a good explanation says."""
+
+    chapter: int
+    text: str
+    answer: Callable[[], str]
+
+
+def _ring():
+    few, many = (pl.all_reduce_cost(n, 1e9, pl.Link(0, 1)) for n in (8, 64))
+    return (
+        "Cut the tensor into N chunks. In N - 1 steps each chunk travels once around the ring and "
+        "collects every rank's contribution: a reduce-scatter. In N - 1 more steps the complete "
+        "chunks travel on: an all-gather. Each step sends S/N bytes, so a rank sends 2 (N-1)/N S "
+        f"in all: {few.bytes_per_rank / 1e9:.2f} GB for 1 GB on 8 ranks, "
+        f"{many.bytes_per_rank / 1e9:.2f} GB on 64.\n\n"
+        "Why that is optimal: follow one element. A send merges at most one partial sum into "
+        "another, so N contributions need N - 1 sends, and then N - 1 ranks still lack the sum: "
+        "2 (N-1) sends for each element, whatever the algorithm. The ring reaches this bound on "
+        "all ranks at once. (A switch that adds up by itself is not bound by it.)\n\n"
+        f"The price is latency: {few.steps} steps in turn on 8 ranks, {many.steps} on 64. For "
+        "small tensors a tree is faster."
+    )
+
+
+def _averaging():
+    return (
+        "The loss is a mean over examples. Its gradient over the batch is the mean of the "
+        "gradients over N equal shards, since every example then counts 1/|B| in both. So one "
+        "all-reduce, divided by N, gives every replica the serial gradient, and all take the same "
+        "step.\n\n"
+        "Drop one rank's gradient, and its data have no say; count one twice, and its data weigh "
+        "double. Nothing crashes, and the loss still falls: only a comparison with the serial "
+        "gradient shows it. With unequal shards or token counts the plain mean is off as well: "
+        f"ranks with 2 tokens (loss 1) and 8 tokens (loss 4) have a mean loss of "
+        f"{pl.token_weighted_mean([1, 4], [2, 8])}, not 2.5."
+    )
+
+
+def _column_row():
+    wires = [pl.Link(0, pl.link(n).bandwidth_bytes_per_s) for n in ("nvlink-4", "infiniband-400g")]
+    nvlink, network = (
+        1e3 * pl.tensor_parallel_traffic(4096, 4096, 1, 8, wire, n_layers=32).seconds
+        for wire in wires
+    )
+    flops = pl.layer_flops(4096, 4096, 1, n_layers=32).weights
+    compute = 1e3 * pl.compute_seconds(flops, 8, pl.gpu("h100-sxm"))
+    return (
+        "Cut by columns, each rank computes complete columns of the result: forward needs no "
+        "communication as long as the result may stay split. Cut by rows, each rank computes a "
+        "partial sum of all of it: an all-reduce adds them up. An MLP uses one after the other, so "
+        "that GeLU sees complete entries and one all-reduce is left, in forward (g) and, for the "
+        "gradient of the input, in backward (f). Attention is the same, cut by heads.\n\n"
+        "These all-reduces are waited for, four in every layer. For 32 layers with h = s = 4096 "
+        f"on 8 GPUs that is {nvlink:.0f} ms over NVLink and {network:.0f} ms over one InfiniBand "
+        f"port, beside {compute:.0f} ms of computing on H100s at 40% of their peak. So tensor "
+        "parallelism stays inside a node."
+    )
+
+
+def _zero():
+    gb = [f"{pl.zero_memory_bytes(7e9, 8, stage) / 1e9:g}" for stage in range(4)]
+    sent = [pl.zero_traffic_bytes(7e9, 8, stage) for stage in range(4)]
+    return (
+        "Mixed-precision Adam holds 2 bytes of weights, 2 of gradients and 12 of optimizer for "
+        "each parameter. Plain data parallelism has all 16 on every GPU. Stage 1 cuts the 12 over "
+        "the N ranks, stage 2 the gradients too, stage 3 the weights too. A 7B model on 8 GPUs: "
+        f"{', '.join(gb)} GB for stages 0 to 3.\n\n"
+        "Stages 1 and 2 send what an all-reduce sends, as a reduce-scatter of the gradients and an "
+        "all-gather of the weights. Stage 3 drops the gathered weights after forward and gathers "
+        f"them again in backward: {sent[3] / sent[0]:g} times the bytes. With gradient "
+        "accumulation stage 2 reduces, and stage 3 also gathers, for every micro-batch."
+    )
+
+
+def _bubble():
+    share = pl.pipeline_bubble(8, 4)
+    return (
+        "The last of p stages waits for p - 1 others before its first forward, and the first as "
+        "long for its last backward. Of m + p - 1 slots each stage works in m, so (p-1)/(m+p-1) of "
+        f"the run is idle: 7/11, {share:.0%}, for 8 stages and 4 micro-batches. Papers also divide "
+        "by the time of the work, (p-1)/m; say which you mean.\n\n"
+        "More micro-batches make it smaller; more stages make it larger, since each is one more "
+        f"that waits. With 32 micro-batches it is {pl.pipeline_bubble(8, 32):.0%}. Several chunks "
+        f"of layers a rank help too: 2 chunks, {pl.pipeline_bubble(8, 32, 2):.0%}. 1F1B has "
+        "GPipe's bubble, but holds p micro-batches of activations, not m."
+    )
+
+
+def _cluster():
+    from parlab.exercises.layout import map_3d_job
+
+    groups, nodes = map_3d_job(tp=8, dp=2, pp=4)
+    return (
+        "64 GPUs, 8 nodes of 8. Tensor parallelism needs the fastest link, so it gets the 8 "
+        f"neighbours of a node: tp = 8, {nodes['tp']} node a group. The pipeline sends one "
+        "activation between neighbouring stages and bears the slowest links: pp = 4, stages 16 "
+        f"ranks apart, such as {groups['pp'][0]}. What is left is data parallelism: dp = 2, ranks "
+        f"8 apart, such as {groups['dp'][0]}; it all-reduces once a step and overlaps with "
+        "backward.\n\n"
+        "The product must be the number of GPUs, 8 x 2 x 4 = 64. Then check what it costs: enough "
+        "micro-batches for a small bubble, states and activations that fit, and a global batch "
+        "that dp, micro-batches and their size multiply to."
+    )
+
+
+PROMPTS = (
+    Prompt(1, "Why is the ring all-reduce bandwidth-optimal, and why 2 (N-1) steps?", _ring),
+    Prompt(
+        2,
+        "Why does averaging gradients equal the serial step, and what breaks if one rank's "
+        "gradient is dropped or counted twice?",
+        _averaging,
+    ),
+    Prompt(
+        3,
+        "Column or row parallel: which needs communication, and why does tensor parallelism stay "
+        "inside one node?",
+        _column_row,
+    ),
+    Prompt(4, "Walk up the ZeRO stages: what does each one save, and what does it cost?", _zero),
+    Prompt(6, "What is the pipeline bubble, and how do you shrink it?", _bubble),
+    Prompt(6, "Map a 3D-parallel job onto a cluster of 8 nodes.", _cluster),
+)

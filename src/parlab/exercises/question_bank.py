@@ -1,0 +1,532 @@
+"""The "Check yourself" questions, chapter by chapter; parlab computes the answers."""
+
+import parlab as pl
+from parlab.exercises.records import Question
+
+_GB = 1e9
+
+
+def _ring(n):
+    return pl.all_reduce_cost(n, 1e9, pl.Link(0, 1))
+
+
+def _ring_gb(n):
+    return _ring(n).bytes_per_rank / _GB
+
+
+def _leaving(schedule, local=8):
+    """Bytes that leave each node, in units of S."""
+    return pl.bytes_leaving_nodes(schedule, 1, local)[0] / schedule.n_chunks
+
+
+_COLLECTIVES = (
+    Question(
+        chapter=1,
+        text="A ring all-reduce of 1 GB on 8 GPUs: how many GB does each GPU send?",
+        unit="GB",
+        answer=lambda: _ring_gb(8),
+        why=lambda: "2 (N-1)/N S: two phases of 7 steps, each with an eighth of the buffer.",
+        replies=(
+            (2, "That is the limit for many GPUs. A rank keeps one of its N chunks in each phase."),
+            (0.875, "That is one phase. After the reduce-scatter comes the all-gather."),
+            (14, "14 steps it is, but each moves one chunk of 1/8 GB."),
+            (3.5, "Sent or received, not both together."),
+            (7, "Gathering on one rank would bring that much to it; a ring spreads it."),
+        ),
+    ),
+    Question(
+        chapter=1,
+        text="The same 1 GB on 64 GPUs: how many GB does each GPU send?",
+        unit="GB",
+        tolerance=0.002,
+        answer=lambda: _ring_gb(64),
+        why=lambda: f"With 8 GPUs it was {_ring_gb(8):.2f}: it nears 2 S and never reaches it.",
+        replies=(
+            (lambda: 8 * _ring_gb(8), "More GPUs make the chunks smaller, not the traffic larger."),
+            (2, "Near, but a rank keeps one chunk of 1/64 in each phase."),
+        ),
+    ),
+    Question(
+        chapter=1,
+        text="What does grow with the number of GPUs in a ring all-reduce of a fixed size?",
+        choices={
+            "a": "the bytes that each GPU sends",
+            "b": "the number of steps, and with it the latency",
+            "c": "the size of one message",
+            "d": "nothing",
+        },
+        answer="b",
+        why=lambda: f"{_ring(8).steps} steps for 8 GPUs, {_ring(64).steps} for 64.",
+        replies=(
+            ("a", "They are 2 (N-1)/N S: from 1.75 to 1.97 GB, near their limit of 2 S."),
+            ("c", "A message is one chunk, S/N: it shrinks."),
+            ("d", "Every step waits for the one before it. How many are there?"),
+        ),
+    ),
+    Question(
+        chapter=1,
+        text="1 MB on 8 GPUs, 5 µs a message, 50 GB/s: ring or pipelined tree?",
+        choices={"a": "the ring is faster", "b": "the tree is faster", "c": "equally fast"},
+        answer="b",
+        why=lambda: (
+            "The ring wins only above "
+            + pl.format_bytes(pl.ring_tree_crossover_bytes(8, pl.Link(5e-6, 50e9)))
+            + "; below, its 14 start-ups cost more than the tree's 6."
+        ),
+        replies=(
+            ("a", "Compare 14 times 5 µs with the time for the bytes, about 35 µs."),
+            ("c", "There is one size at which they are equal. Is it 1 MB?"),
+        ),
+    ),
+    Question(
+        chapter=1,
+        text="2 nodes of 8 GPUs, a flat ring over all 16: how many S leave each node?",
+        unit="S",
+        answer=lambda: _leaving(pl.ring_all_reduce_schedule(16)),
+        why=lambda: (
+            f"In three stages it is {_leaving(pl.hierarchical_schedule(2, 8)):g} S, and spread "
+            "over 8 network cards."
+        ),
+        replies=(
+            (1, "That is the all-reduce in three stages, on 2 nodes."),
+            (15, "Only one of the 8 GPUs has its right neighbour in the other node."),
+            (30, "Only one of the 8 GPUs has its right neighbour in the other node."),
+        ),
+    ),
+)
+
+_DATA_PARALLEL = (
+    Question(
+        chapter=2,
+        text="Each DDP rank takes the mean loss over its own non-padding tokens, and ranks have "
+        "different numbers of them. What is wrong with averaging these gradients?",
+        choices={
+            "a": "nothing: a mean of means is the mean",
+            "b": "tokens on ranks with few of them weigh more",
+            "c": "tokens on ranks with many of them weigh more",
+            "d": "the gradient is N times too large",
+        },
+        answer="b",
+        why=lambda: "Each rank has weight 1/N, however few tokens share it.",
+        replies=(
+            ("a", "Only if all means are over equally many."),
+            ("c", "All ranks weigh the same. So who shares a rank's weight with fewer others?"),
+            ("d", "DDP divides by N. The weights are wrong, not the scale."),
+        ),
+    ),
+    Question(
+        chapter=2,
+        text="Rank 0 has 2 tokens with mean loss 1, rank 1 has 8 with mean loss 4. What is the "
+        "mean loss per token?",
+        answer=lambda: pl.token_weighted_mean([1, 4], [2, 8]),
+        why=lambda: "(2 x 1 + 8 x 4) / 10; the mean of means is 2.5.",
+        replies=(
+            (2.5, "That is the mean of means. 8 tokens should count four times as much as 2."),
+            (0.5, "The losses are means already: multiply each by its tokens."),
+            (6.8, "Divide by all tokens, once."),
+            (1.7, "Divide by all tokens, once; not by the ranks as well."),
+        ),
+    ),
+    Question(
+        chapter=2,
+        text="Ranks have different numbers of tokens: what is the fix?",
+        choices={
+            "a": "a smaller learning rate",
+            "b": "pad all ranks to the same length and include the padding",
+            "c": "sum the loss over tokens, and divide by the tokens of all ranks",
+            "d": "weigh each rank by its number of sequences",
+        },
+        answer="c",
+        why=lambda: "All-reduce the token count too; and if DDP divides by N, multiply by N.",
+        replies=(
+            ("a", "The weights between tokens stay wrong."),
+            ("b", "Then the model learns to predict padding."),
+            ("d", "Sequences have different numbers of tokens as well."),
+        ),
+    ),
+    Question(
+        chapter=2,
+        text="10 items on 4 ranks, with a sampler that repeats items until all ranks have equally "
+        "many: how many items does an epoch visit?",
+        answer=lambda: pl.padded_elements(10, 4),
+        tolerance=0,
+        why=lambda: (
+            "Two items count twice; with drop_last it would be 8, and two would be missing."
+        ),
+        replies=(
+            (10, "4 does not divide 10, and all ranks must take equally many steps."),
+            (8, "That is drop_last: it leaves items out."),
+            (3, "That is one rank's share."),
+        ),
+    ),
+    Question(
+        chapter=2,
+        text="A port of your training code needs a learning rate of exactly 1/8 on 8 GPUs to do "
+        "the same. What is your guess?",
+        choices={
+            "a": "it sums gradients and does not average them",
+            "b": "it averages twice",
+            "c": "one rank's gradient is dropped",
+            "d": "the ranks see the same data",
+        },
+        answer="a",
+        why=lambda: "8 times too large, with SGD. Adam divides the scale out, and nobody notices.",
+        replies=(
+            ("b", "Then the steps would be too small."),
+            ("c", "Then they would be 7/8 as long, and not in quite the right direction."),
+            ("d", "Then the mean would have the right scale."),
+        ),
+    ),
+)
+
+_EXAMPLE = {"hidden": 4096, "sequence": 4096, "micro_batch": 1, "tp": 8}
+
+
+def _layer(link="nvlink-4", **more):
+    wire = pl.Link(0, pl.link(link).bandwidth_bytes_per_s)
+    return pl.tensor_parallel_traffic(**_EXAMPLE, link=wire, **more)
+
+
+_TENSOR_PARALLEL = (
+    Question(
+        chapter=3,
+        text="Why is the first matrix of the MLP cut by columns and the second by rows?",
+        choices={
+            "a": "because the first matrix is wider than tall",
+            "b": "columns leave complete entries for GeLU, and just the inputs that the rows need",
+            "c": "because rows of the first matrix would not fit on a GPU",
+            "d": "the other order works as well",
+        },
+        answer="b",
+        why=lambda: (
+            "One all-reduce is left. The other order has partial sums before GeLU, and gelu(1) + "
+            f"gelu(1) is {2 * pl.gelu(1.0):.2f}, gelu(2) {pl.gelu(2.0):.2f}."
+        ),
+        replies=(
+            ("a", "The shapes do not decide it. What does GeLU need?"),
+            ("c", "Both cuts leave 1/n of the matrix on a GPU."),
+            ("d", "It needs an all-reduce before GeLU, which cannot act on partial sums."),
+        ),
+    ),
+    Question(
+        chapter=3,
+        text="Why does tensor parallelism usually stay inside a node, while data parallelism spans "
+        "nodes?",
+        choices={
+            "a": "it sends more bytes in a step",
+            "b": "its all-reduces are waited for, several a layer; data parallelism's overlap",
+            "c": "nodes have different weights",
+            "d": "InfiniBand cannot all-reduce activations",
+        },
+        answer="b",
+        why=lambda: (
+            f"Per micro-batch of the chapter's example: {1e3 * _layer(n_layers=32).seconds:.0f} ms "
+            f"over NVLink, {1e3 * _layer('infiniband-400g', n_layers=32).seconds:.0f} ms over one "
+            "InfiniBand port."
+        ),
+        replies=(
+            ("a", "It may send fewer. When are they sent, and who waits?"),
+            ("c", "Tensor-parallel ranks always have different weights."),
+            ("d", "It can. How long does it take?"),
+        ),
+    ),
+    Question(
+        chapter=3,
+        text="A layer's forward and backward with full activation checkpointing: how many "
+        "all-reduces?",
+        tolerance=0,
+        answer=lambda: _layer(recompute=True).count,
+        why=lambda: f"{_layer().count} without: the second forward has its two as well.",
+        replies=(
+            (4, "That is without recomputation: two in forward, two in backward."),
+            (2, "Attention and MLP have one each, in forward and in backward."),
+            (8, "Only the forward runs a second time."),
+        ),
+    ),
+    Question(
+        chapter=3,
+        text="A bias is added on each of 8 tensor-parallel ranks before the all-reduce of a "
+        "row-parallel layer. How often is it in the result?",
+        tolerance=0,
+        answer=lambda: sum(float(pl.row_parallel([[0]], [[[0]]], [1])[0]) for _ in range(8)),
+        why=lambda: "Add it after the sum, or on one rank.",
+        replies=((1, "The all-reduce adds up what each rank has, its bias included."),),
+    ),
+    Question(
+        chapter=3,
+        text="A column-parallel layer whose output stays split: what does it communicate?",
+        choices={
+            "a": "nothing at all",
+            "b": "nothing in forward, an all-reduce of the input's gradient in backward",
+            "c": "an all-gather in forward, nothing in backward",
+            "d": "an all-reduce in forward and in backward",
+        },
+        answer="b",
+        why=lambda: "Each rank's share of the gradient of x is a partial sum.",
+        replies=(
+            ("a", "In forward. What does each rank know of the gradient of x?"),
+            ("c", "The gather is needed only if somebody wants the output whole."),
+            ("d", "In forward every rank has complete columns."),
+        ),
+    ),
+)
+
+_STATES = (
+    Question(
+        chapter=4,
+        text="A 7B model on 8 GPUs, mixed-precision Adam: GB of model states per GPU under ZeRO-2?",
+        unit="GB",
+        answer=lambda: pl.zero_memory_bytes(7e9, 8, 2) / _GB,
+        why=lambda: "2 Psi + 14 Psi / 8.",
+        replies=(
+            (14, "That is ZeRO-3. Under ZeRO-2 the weights stay whole."),
+            (
+                38.5,
+                "That is ZeRO-1, or 4 + 4 + 8 bytes under ZeRO-2. Mixed precision has 2 + 2 + 12, "
+                "and stage 2 cuts the gradients too.",
+            ),
+            (
+                lambda: pl.zero_memory_bytes(7e9, 8, 2) / 2**30,
+                "That is in GiB. 1 GB is 10^9 bytes.",
+            ),
+        ),
+    ),
+    Question(
+        chapter=4,
+        text="A 7B model on 8 GPUs, mixed-precision Adam: GB of model states per GPU under ZeRO-3?",
+        unit="GB",
+        answer=lambda: pl.zero_memory_bytes(7e9, 8, 3) / _GB,
+        why=lambda: "16 Psi / 8. Activations and the gathered layers come on top.",
+        replies=(
+            (112, "That is without ZeRO."),
+            (26.25, "That is ZeRO-2. Stage 3 cuts the weights too."),
+            (lambda: 14e9 / 2**30, "That is in GiB. 1 GB is 10^9 bytes."),
+        ),
+    ),
+    Question(
+        chapter=4,
+        text="What does ZeRO-3 cost, as a multiple of data parallelism's traffic? One micro-batch, "
+        "weights and gradients of 2 bytes.",
+        answer=lambda: pl.zero_traffic_bytes(7e9, 8, 3) / pl.zero_traffic_bytes(7e9, 8, 0),
+        why=lambda: "All-gather, all-gather, reduce-scatter, where an all-reduce is one of each.",
+        replies=(
+            (1, "That is stages 1 and 2. Where do the weights come from in backward?"),
+            (2, "A reduce-scatter or an all-gather is half an all-reduce. How many are there?"),
+            (3, "Three collectives, but each is half an all-reduce."),
+        ),
+    ),
+    Question(
+        chapter=4,
+        text="A 7B model on 8 GPUs under ZeRO-2, with gradients kept in fp32: GB per GPU?",
+        unit="GB",
+        answer=lambda: pl.zero_memory_bytes(7e9, 8, 2, grad_bytes=4) / _GB,
+        why=lambda: "2 Psi + 16 Psi / 8.",
+        replies=(
+            (26.25, "That is with gradients of 2 bytes."),
+            (40.25, "The larger gradients are cut by 8 as well."),
+        ),
+    ),
+    Question(
+        chapter=4,
+        text="14 GB of bf16 gradients, 8 GPUs, 4 micro-batches a step: how many GB does each GPU "
+        "send in a step under ZeRO-2?",
+        unit="GB",
+        answer=lambda: pl.zero_traffic_bytes(7e9, 8, 2, 4) / _GB,
+        why=lambda: (
+            f"4 reduce-scatters and one all-gather. ZeRO-1 sends "
+            f"{pl.zero_traffic_bytes(7e9, 8, 1, 4) / _GB:g} GB: it can wait for the last."
+        ),
+        replies=(
+            (24.5, "That is for one micro-batch, or for ZeRO-1. Stage 2 cannot wait."),
+            (98, "The weights are gathered once a step only."),
+            (147, "That is ZeRO-3."),
+        ),
+    ),
+)
+
+
+def _gpt3(recompute):
+    config = pl.ModelConfig(layers=1, hidden=12288, heads=96, vocab=51200)
+    return pl.activation_memory_bytes(config, 1, sequence=2048, recompute=recompute)
+
+
+_SBH = 2048 * 12288
+
+_STEP = (
+    Question(
+        chapter=5,
+        text="GPT-3 (h = 12288, 96 heads), s = 2048: how many sbh bytes do attention's scores take "
+        "in a layer, beside the other 34?",
+        unit="sbh",
+        answer=lambda: (_gpt3("none") - _gpt3("selective")) / _SBH,
+        why=lambda: "5 a s / h.",
+        replies=(
+            (lambda: 5 * 2048 / 12288, "Each of the 96 heads has scores of its own."),
+            (34, "That is all the rest."),
+            (114, "That is with the other 34."),
+            (16, "Five bytes a score: softmax, mask, and the output of dropout."),
+        ),
+    ),
+    Question(
+        chapter=5,
+        text="34 sbh and 80 sbh of scores: which fraction is left with selective recomputation?",
+        answer=lambda: _gpt3("selective") / _gpt3("none"),
+        why=lambda: "34/114, for a few percent more computing.",
+        replies=(
+            (lambda: 80 / 114, "That is what goes."),
+            (lambda: 2 / 114, "That is full recomputation."),
+        ),
+    ),
+    Question(
+        chapter=5,
+        text="With a flash attention kernel, what does selective recomputation save?",
+        choices={
+            "a": "nearly nothing",
+            "b": "the same 80 of 114",
+            "c": "everything but the inputs of layers",
+        },
+        answer="a",
+        why=lambda: "A flash kernel never writes the scores: there is no s^2 term left to drop.",
+        replies=(
+            ("b", "Which tensors does selective recomputation drop, and does a flash kernel keep?"),
+            ("c", "That is full recomputation."),
+        ),
+    ),
+    Question(
+        chapter=5,
+        text="70B parameters at 16 bytes, cut over 8 cards of 80 GB: how many GB of states has "
+        "each card?",
+        unit="GB",
+        answer=lambda: pl.zero_memory_bytes(70e9, 8, 3) / _GB,
+        why=lambda: (
+            "More than the card holds, before any activation: two nodes of 8 are the least, with "
+            f"{pl.zero_memory_bytes(70e9, 16, 3) / _GB:g} GB a card."
+        ),
+        replies=(
+            (1120, "That is all of it: cut it over the 8 cards."),
+            (17.5, "That is the weights only, 2 bytes a parameter."),
+        ),
+    ),
+    Question(
+        chapter=5,
+        text="8192 tokens, a vocabulary of 151,936: how many GiB is one fp32 copy of the logits?",
+        unit="GiB",
+        answer=lambda: pl.logits_bytes(8192, 151_936) / 2**30,
+        why=lambda: "And a copy in bf16 beside it, on the last pipeline stage.",
+        replies=(
+            (lambda: pl.logits_bytes(8192, 151_936) / 1e9, "That is in GB; this question has GiB."),
+            (
+                lambda: pl.logits_bytes(8192, 151_936, element_bytes=2) / 2**30,
+                "That is in bf16. fp32 has 4 bytes.",
+            ),
+        ),
+    ),
+)
+
+
+def _peak(schedule):
+    return max(pl.simulate(schedule).peak_in_flight)
+
+
+def _groups():
+    from parlab.exercises.layout import map_3d_job
+
+    return map_3d_job(tp=8, dp=2, pp=4)
+
+
+_PIPELINE = (
+    Question(
+        chapter=6,
+        text="8 stages, 16 micro-batches, 1F1B: which fraction of the time is idle?",
+        answer=lambda: float(pl.simulate(pl.one_f_one_b(8, 16)).idle_fraction),
+        why=lambda: "(p-1)/(m+p-1) = 7/23.",
+        replies=(
+            (7 / 16, "That is idle over ideal time. The share of the run is smaller."),
+            (8 / 23, "The first stage starts at once: p - 1 wait."),
+            (16 / 23, "That is the busy share."),
+        ),
+    ),
+    Question(
+        chapter=6,
+        text="How can you make that smaller without another global batch?",
+        choices={
+            "a": "more stages",
+            "b": "fewer, larger micro-batches",
+            "c": "several chunks of layers a rank, or more and smaller micro-batches",
+            "d": "1F1B instead of GPipe",
+        },
+        answer="c",
+        why=lambda: (
+            "With 2 chunks a rank it is "
+            f"{pl.pipeline_bubble(8, 16, 2):.1%}, with 32 micro-batches "
+            f"{pl.pipeline_bubble(8, 32):.1%}. Fewer stages help as well."
+        ),
+        replies=(
+            ("a", "Each further stage is one more that waits."),
+            ("b", "Then each stage waits longer for the first of them."),
+            ("d", "Both have the same bubble; 1F1B holds fewer activations."),
+        ),
+    ),
+    Question(
+        chapter=6,
+        text="8 stages, 64 micro-batches: how many micro-batches does the first stage hold at "
+        "most, under 1F1B?",
+        tolerance=0,
+        answer=lambda: _peak(pl.one_f_one_b(8, 64)),
+        why=lambda: f"As many as there are stages. GPipe holds {_peak(pl.gpipe(8, 64))}.",
+        replies=(
+            (64, "That is GPipe, which runs all forwards first."),
+            (7, "It is 7 forwards ahead, and takes one more before the first backward."),
+            (1, "That is the last stage."),
+        ),
+    ),
+    Question(
+        chapter=6,
+        text="4 stages, 8 micro-batches, interleaved with 2 chunks a rank: which fraction of the "
+        "time is idle?",
+        answer=lambda: float(pl.simulate(pl.interleaved_1f1b(4, 8, 2)).idle_fraction),
+        why=lambda: f"3/19. Without chunks it is 3/11, {3 / 11:.1%}, less than twice as much.",
+        replies=(
+            (3 / 22, "Idle over total does not fall by v: the total gets shorter as well."),
+            (3 / 16, "That is idle over ideal time."),
+            (3 / 11, "That is without chunks."),
+        ),
+    ),
+    Question(
+        chapter=6,
+        text="A tool reports a bubble of 187.5% for 16 stages and 8 micro-batches. What did it "
+        "divide by?",
+        choices={
+            "a": "the total time",
+            "b": "the time of the work alone",
+            "c": "the number of stages",
+        },
+        answer="b",
+        why=lambda: f"15/8. Of the run {pl.pipeline_bubble(16, 8):.1%} is idle, 15/23.",
+        replies=(
+            ("a", "A share of the total is below 100%."),
+            ("c", "(p-1)/p would be below 100% as well."),
+        ),
+    ),
+    Question(
+        chapter=6,
+        text="A job with tp = 8, dp = 2, pp = 4 on 8 nodes of 8 GPUs, ranks in the order tp, dp, "
+        "pp: how many nodes does a data-parallel group touch?",
+        tolerance=0,
+        answer=lambda: _groups()[1]["dp"],
+        why=lambda: f"Its ranks are 8 apart: rank 0 and rank {_groups()[0]['dp'][0][1]}.",
+        replies=(
+            (1, "Its two members are a stride of tp = 8 apart."),
+            (8, "It has two members."),
+            (4, "That is a pipeline group."),
+        ),
+    ),
+)
+
+_ALL = (_COLLECTIVES, _DATA_PARALLEL, _TENSOR_PARALLEL, _STATES, _STEP, _PIPELINE)
+
+QUESTIONS = {
+    f"{question.chapter}.{number}": question
+    for questions in _ALL
+    for number, question in enumerate(questions, 1)
+}
