@@ -56,7 +56,7 @@ _ZERO = "arXiv 1910.02054, section 3.1"
 
 BYTE_RECIPES = MappingProxyType(
     {
-        "mixed-precision": ByteRecipe(2, 2, 12, "16-bit, Adam with fp32 masters", _ZERO),
+        "mixed-precision": ByteRecipe(2, 2, 12, "bf16, Adam with fp32 masters", _ZERO),
         "autocast": ByteRecipe(4, 4, 8, "fp32, Adam; 16-bit casts are temporary", _MEGATRON),
         "fp32-gradients": ByteRecipe(2, 4, 12, "bf16, fp32 gradients", _MEGATRON),
         "fp16-main-gradients": ByteRecipe(2, 2, 16, "fp16, fp32 gradients in k", _MEGATRON),
