@@ -141,15 +141,16 @@ def _not_returned(function, by_rank, failure):
     """The Outcome of a call from which some rank did not return a value."""
     from parlab.distributed.launch import RankTimeout
 
+    if isinstance(failure, RankTimeout):
+        waiting = [rank for rank in failure.ranks if rank not in by_rank]
+        places = [_place(function, rank, str(failure)) for rank in waiting]
+        who = " and ".join(f"rank {rank}" for rank in waiting)
+        return Outcome("endless", message=f"(on {who})", place=next(filter(None, places), None))
+    if failure.exitcode is not None:
+        return Outcome("died", message=str(failure).splitlines()[0])
     for rank, outcome in by_rank.items():  # the first is the cause of the others
         if outcome.kind != "value":
             return outcome._replace(message=f"{outcome.message} (on rank {rank})".strip())
-    if not isinstance(failure, RankTimeout):
-        return Outcome("died", message=str(failure).splitlines()[0])
-    waiting = [rank for rank in failure.ranks if rank not in by_rank]
-    places = [_place(function, rank, str(failure)) for rank in waiting]
-    who = " and ".join(f"rank {rank}" for rank in waiting)
-    return Outcome("endless", message=f"(on {who})", place=next(filter(None, places), None))
 
 
 def _place(function, rank, message):
