@@ -12,7 +12,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 SITE_SOURCES := $(NOTEBOOKS) $(wildcard book/*.md book/*.yml book/*.bib book/_static/*.*) \
 	tools/book.py tools/site.py package-lock.json $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: help serve book test lint notebooks bench repository clean
+.PHONY: help serve book test exercises lint notebooks bench repository clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ book: $(SITE) ## Set up and build the book into book/_build/html
 
 test: $(VENV)/test.stamp lint ## Set up and run every test (about 10 minutes on 2 cores)
 	$(BIN)/python -m pytest
+
+exercises: $(VENV)/test.stamp ## Test your solutions in exercises/student.py
+	$(BIN)/python -m pytest exercises
 
 lint: $(VENV)/test.stamp ## Check the style of code and notebooks
 	$(BIN)/ruff check .

@@ -139,6 +139,18 @@ def ring_tree_crossover_bytes(n_ranks, latency_s, bandwidth_bytes_per_s):
     raise NotImplementedError
 
 
+def mean_over_ranks(arrays):
+    """Return the exact elementwise mean of the ranks' integers, as float64.
+
+    arrays: one per rank, all of one shape, of dtype int8 (-128 to 127).
+
+    >>> mean_over_ranks([np.array([3, 100], np.int8), np.array([4, 120], np.int8)]).tolist()
+    [3.5, 110.0]
+    """
+    # Your code here.
+    raise NotImplementedError
+
+
 def ring_by_messages(tensors):
     """All-reduce on a ring of processes, by `dist.isend` and `dist.irecv`; every rank calls this.
 
@@ -348,6 +360,22 @@ def vocabulary_parallel_cross_entropy(logit_shards, target):
     raise NotImplementedError
 
 
+def heads_on_rank(rank, n, n_heads, n_kv_heads):
+    """Return the query heads and the key-value heads that a rank of n holds, as two lists.
+
+    Consecutive query heads go to one rank, n_heads / n to each. Query head q needs key-value head
+    q // (n_heads / n_kv_heads). A rank holds those that its query heads need, whole: a head is
+    never cut, but several ranks may hold the same one.
+
+    n divides n_heads; n divides n_kv_heads, or n_kv_heads divides n.
+
+    >>> heads_on_rank(5, 8, 32, 4)
+    ([20, 21, 22, 23], [2])
+    """
+    # Your code here.
+    raise NotImplementedError
+
+
 def mlp_with_f_and_g(x, A, B, dz):
     """Forward and backward of GeLU(x A) B, cut over several processes; every rank calls this.
 
@@ -425,6 +453,38 @@ def zero_traffic_bytes(n_params, n_gpus, stage, micro_batches=1):
 
     >>> [zero_traffic_bytes(7e9, 8, stage, 4) / 1e9 for stage in range(4)]
     [24.5, 24.5, 61.25, 147.0]
+    """
+    # Your code here.
+    raise NotImplementedError
+
+
+def gpt_params(layers, hidden, vocab, positions, tied):
+    """Return the number of parameters of a GPT-2.
+
+    Embeddings of `vocab` tokens and of `positions`. In each layer query, key, value and output
+    matrices of h x h and an MLP from h to 4h and back, all with biases, and two norms with weight
+    and bias. After the last layer one more norm, and a head from h to vocab without a bias, which,
+    if `tied`, is the token embedding's matrix.
+
+    >>> gpt_params(12, 768, 50257, 1024, tied=True)
+    124439808
+    """
+    # Your code here.
+    raise NotImplementedError
+
+
+def moe_zero1_bytes(shared_params, expert_params, experts, per_token, n_gpus, ep):
+    """Return the bytes of model states on one GPU of a model with experts, under ZeRO 1.
+
+    2 bytes a parameter of weights, 2 of gradients and 12 of optimizer, which ZeRO cuts over the
+    GPUs that hold the same parameters. Expert parallelism gives each GPU experts / ep of the
+    experts; all of them hold the shared parameters.
+
+    expert_params: of one expert, in all layers together. per_token: how many experts a token
+    visits. ep divides the experts and n_gpus.
+
+    >>> moe_zero1_bytes(1605636096, 5637144576, 8, 2, 64, 8) / 1e9  # Mixtral 8x7B
+    37.72789632
     """
     # Your code here.
     raise NotImplementedError
@@ -681,8 +741,9 @@ def two_stage_pipeline(x, target, weights, micro_batches):
     >>> import torch
     >>> from parlab import run_ranks
     >>> one = torch.ones(1, 1)
-    >>> run_ranks(two_stage_pipeline, 2, args=(one, 0 * one, [one, one], 1))[1]  # tanh(1)^2 = 0.58
-    (tensor([[1.1601]]), 0.580025...)
+    >>> gradient, loss = run_ranks(two_stage_pipeline, 2, args=(one, 0 * one, [one, one], 1))[1]
+    >>> round(gradient.item(), 3), round(loss, 3)  # 2 tanh(1)^2, tanh(1)^2
+    (1.16, 0.58)
     """
     import torch
     import torch.distributed as dist

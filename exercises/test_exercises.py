@@ -18,7 +18,7 @@ def parameter(name):
     return pytest.param(name, marks=pytest.mark.ranks if EXERCISES[name].n_ranks else ())
 
 
-@pytest.mark.parametrize("name", map(parameter, EXERCISES))
+@pytest.mark.parametrize("name", [*map(parameter, EXERCISES)])
 def test_exercise(name, functions, is_students, seed):
     if name not in functions:
         pytest.fail(f"{name}: there is no function of this name", pytrace=False)

@@ -38,6 +38,9 @@ CELLS = [
     "result.passed, result.args",
     "pl.check_answer('1.1', ...)",
     "pl.progress()",
+    # On real processes, from a cell.
+    solution_text("sharded_optimizer_step").replace("mean /= n", "print(mean)")
+    + "\npl.check(sharded_optimizer_step, seed=1)",
 ]
 
 
@@ -100,6 +103,12 @@ def test_an_endless_loop_shows_the_line_of_the_cell(outputs):
         outputs[7]
     )
     assert outputs[8][0].data["text/plain"] == "(False, (1, 1))"
+
+
+def test_a_function_of_a_cell_runs_on_processes(outputs):
+    text = text_of(outputs[11])
+    assert "    weights: got [" in text and "A known mistake: summed, not averaged.\n" in text
+    assert "It printed there (1 line):\n    | tensor([" in text
 
 
 def test_a_question_is_asked(outputs):

@@ -11,9 +11,15 @@ from exercise_bugs import buggy
 
 from parlab.exercises.catalogue import EXERCISES
 from parlab.exercises.grade import grade
+from parlab.exercises.outcome import Place
 from parlab.exercises.ranks import run_on_ranks
 from parlab.exercises.records import Case, Exercise
 from parlab.exercises.report import report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_is_loaded():
+    run_on_ranks(len, [([],)], 1)  # once for all launches; no part of what is timed below
 
 
 def is_running(pid):
@@ -81,10 +87,9 @@ def test_a_message_that_never_comes_ends_within_10_seconds_and_leaves_no_process
     outcomes = run_on_ranks(waits_for_nobody, [(x, str(tmp_path)) for x in (1, 2, 3)], 2)
     assert time.monotonic() - before < 10
     assert [(o.kind, o.value) for o in outcomes] == [("value", [1, 1]), ("endless", None)]
-    assert outcomes[1].message == "(on rank 1)"
-    place = outcomes[1].place
-    assert place.function == "waits_for_nobody"
-    assert place.line == waits_for_nobody.__code__.co_firstlineno + 7
+    line = waits_for_nobody.__code__.co_firstlineno + 7
+    assert outcomes[1].message == f"(on rank 1 in line {line})"
+    assert outcomes[1].place == Place(__file__, line, "waits_for_nobody")
     assert not any(is_running(int((tmp_path / rank).read_text())) for rank in "01")
 
 
@@ -92,9 +97,9 @@ def test_stages_that_send_to_each_other_wait_for_ever_and_see_where():
     edits = [("held.append((hidden, part))", "part.backward(); dist.send(hidden.grad, dst=0)")]
     verdict = grade(EXERCISES["two_stage_pipeline"], buggy("two_stage_pipeline", edits), seed=1)
     text = report(verdict)
-    assert "no answer after 5 s, so it was stopped (on rank 0 and rank 1)\n" in text
-    assert "    in two_stage_pipeline, line " in text
-    assert not verdict.mistakes and len(text.splitlines()) < 7
+    assert "no answer after 5 s, so it was stopped (on rank 0 in line " in text
+    assert " and rank 1 in line " in text and "    in two_stage_pipeline, line " in text
+    assert not verdict.mistakes and len(text.splitlines()) < 9
 
 
 def one_rank_leaves(way):
@@ -122,16 +127,16 @@ def sends_too_much(x):
 
     received = torch.empty(1)
     if dist.get_rank() == 0:
-        dist.isend(torch.full((1,), x), dst=1)
-        dist.isend(torch.full((1,), -x), dst=1)
+        dist.send(torch.full((1,), x), dst=1)
+        dist.under_way = dist.isend(torch.full((1,), -x), dst=1)  # kept, or it would be withdrawn
         return received.dtype == torch.float64
     dist.recv(received, src=0)
-    return received
+    return received.tolist()
 
 
 def test_a_message_that_nobody_took_does_not_arrive_in_the_next_call():
     first, second = run_on_ranks(sends_too_much, [(1.0,), (2.0,)], 2)
-    assert (first.value, second.value) == ([True, np.array([1.0])], [True, np.array([2.0])])
+    assert (first.value, second.value) == ([True, [1.0]], [True, [2.0]])
 
 
 def gives_back(kind, tensors):

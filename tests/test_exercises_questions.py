@@ -159,7 +159,7 @@ def test_the_model_answers_hold_the_numbers_found_by_hand():
 def test_progress_lists_everything_and_marks_what_is_done(capsys):
     pl.progress()
     before = capsys.readouterr().out.splitlines()
-    assert before[0] == "Chapter 1: 0 of 8 exercises, 0 of 5 questions"
+    assert before[0] == "Chapter 1: 0 of 9 exercises, 0 of 5 questions"
     assert len(before) == 6 + len(EXERCISES) + len(QUESTIONS)
     note_done("exercises", "ring_all_reduce")
     pl.check_answer("1.1", 1.75)
@@ -167,7 +167,7 @@ def test_progress_lists_everything_and_marks_what_is_done(capsys):
     capsys.readouterr()
     pl.progress()
     after = capsys.readouterr().out.splitlines()
-    assert after[0] == "Chapter 1: 1 of 8 exercises, 1 of 5 questions"
+    assert after[0] == "Chapter 1: 1 of 9 exercises, 1 of 5 questions"
     assert "    x ring_all_reduce" in after and "    x 1.1" in after and "    . 1.2" in after
     assert sum(line.startswith("    x") for line in after) == 2
 

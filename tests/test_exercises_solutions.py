@@ -20,12 +20,13 @@ from tools.setup_cell import ROOT
 SEED = secrets.randbelow(10**6)
 REQUIRED = {
     1: "ring_all_reduce ring_reduce_scatter ring_all_gather hierarchical_all_reduce "
-    "all_reduce_cost tree_all_reduce_cost ring_tree_crossover_bytes ring_by_messages",
+    "all_reduce_cost tree_all_reduce_cost ring_tree_crossover_bytes mean_over_ranks "
+    "ring_by_messages",
     2: "data_parallel_grad unequal_shards_grad average_gradients token_weighted_mean ddp_by_hand",
     3: "column_parallel row_parallel megatron_mlp columns_only_mlp packed_swiglu_mlp "
-    "vocabulary_parallel_cross_entropy mlp_with_f_and_g",
-    4: "zero_memory_bytes zero_memory zero_traffic_bytes dim0_shards sharded_optimizer_step "
-    "fsdp_by_hand",
+    "vocabulary_parallel_cross_entropy heads_on_rank mlp_with_f_and_g",
+    4: "gpt_params moe_zero1_bytes zero_memory_bytes zero_memory zero_traffic_bytes dim0_shards "
+    "sharded_optimizer_step fsdp_by_hand",
     5: "activation_memory_bytes nodes_needed",
     6: "split_layers pipeline_bubble bubble_of_ideal interleaved_bubble_fraction one_f_one_b "
     "gpipe_grid map_3d_job two_stage_pipeline",
@@ -180,6 +181,31 @@ def test_nodes_needed_are_the_fewest_on_which_parlabs_states_fit():
         assert fits(nodes) and not (nodes > 1 and fits(nodes - 1))
 
 
+def test_counted_parameters_are_parlabs():
+    for layers, hidden, vocab, positions, tied in cases_of("gpt_params"):
+        config = pl.ModelConfig(
+            layers=layers, hidden=hidden, heads=1, vocab=vocab, positions=positions, tied=tied
+        )
+        ours = solution("gpt_params", layers, hidden, vocab, positions, tied)
+        assert ours == config.n_params
+
+
+def test_mixtral_with_experts_cut_is_parlabs():
+    config = pl.model("mixtral-8x7b")
+    expert = config.parameters.mlp // config.experts
+    shared = config.n_params - config.parameters.mlp
+    for ep in (1, 2, 8):
+        ours = solution("moe_zero1_bytes", shared, expert, config.experts, 2, 64, ep)
+        wanted = pl.expert_zero_memory_bytes(config, 64, 1, expert_parallel=ep)
+        assert ours == pytest.approx(wanted, rel=1e-12)
+
+
+def test_heads_are_parlabs():
+    for args in cases_of("heads_on_rank"):
+        wanted = pl.heads_of_rank(*args, replicate=True)
+        assert solution("heads_on_rank", *args) == tuple(map(list, wanted))
+
+
 def test_orders_and_grids_run_to_their_end_in_parlabs_simulator():
     for p, m in cases_of("one_f_one_b"):
         orders, peaks = solution("one_f_one_b", p, m)
@@ -215,7 +241,7 @@ def test_stub_and_solution_share_signature_docstring_and_given_lines(name):
     own = set(solved.splitlines()) - set(stub.splitlines())
     assert own, "the stub must not be the solution"
     statements = [node for node in solved_tree.body if not isinstance(node, ast.Import)]
-    assert len(statements) <= 9 and len(solved.splitlines()) - solved.count("\n\n") < 56
+    assert len(statements) <= 11 and len(solved.splitlines()) - solved.count("\n\n") < 56
 
 
 @pytest.mark.parametrize("name", EXERCISES)
@@ -285,6 +311,14 @@ def test_pytest_tests_the_reference_solutions_and_repeats_a_seed():
     assert code == 0, text
     assert f"{len(EXERCISES)} passed" in text
     assert "exercises: solution, random inputs of --seed=7" in text
+
+
+def test_pytest_leaves_out_the_exercises_on_ranks_on_request():
+    code, text = run_pytest("--collect-only", "-m", "not ranks")
+    on_ranks = [name for name, exercise in EXERCISES.items() if exercise.n_ranks]
+    assert code == 0 and len(on_ranks) == 6
+    assert f"{len(EXERCISES) - 6}/{len(EXERCISES)} tests collected (6 deselected)" in text
+    assert not any(f"[{name}]" in text for name in on_ranks)
 
 
 def test_pytest_fails_calmly_on_the_stubs():

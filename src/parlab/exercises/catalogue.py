@@ -9,9 +9,12 @@ from parlab.exercises import (
     ddp_by_hand,
     fsdp_by_hand,
     hierarchical,
+    integer_mean,
+    kv_heads,
     layout,
     memory_states,
     memory_traffic,
+    params,
     pipeline,
     pipeline_grid,
     pipeline_order,
@@ -29,10 +32,12 @@ from parlab.exercises import (
 )
 
 TOPICS = (
-    *(ring, scatter_gather, hierarchical, collective_cost, crossover, ring_by_messages),
+    *(ring, scatter_gather, hierarchical, collective_cost, crossover, integer_mean),
+    ring_by_messages,
     *(data_parallel, averages, ddp_by_hand),
-    *(tensor_linear, tensor_mlp, tensor_blocks, tensor_on_ranks),
-    *(memory_states, memory_traffic, sharded_optimizer, fsdp_by_hand, activations, sizing),
+    *(tensor_linear, tensor_mlp, tensor_blocks, kv_heads, tensor_on_ranks),
+    *(memory_states, memory_traffic, params, sharded_optimizer, fsdp_by_hand),
+    *(activations, sizing),
     *(splits, pipeline, pipeline_order, pipeline_grid, layout, two_stage_pipeline),
 )
 

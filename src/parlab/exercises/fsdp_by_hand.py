@@ -4,6 +4,7 @@ import numpy as np
 
 from parlab.exercises.data_parallel import ORDER_OF_SUMS, SUMMED
 from parlab.exercises.records import Case, Exercise, Misconception
+from parlab.exercises.sharded_optimizer import HINT_OF_AVG
 
 N_RANKS = 2
 
@@ -163,7 +164,7 @@ EXERCISES = (
             ),
         ),
         misconceptions=(
-            SUMMED._replace(ways=(_combined(lambda g, rank: g.sum(0)),)),
+            SUMMED._replace(ways=(_combined(lambda g, rank: g.sum(0)),), hint=HINT_OF_AVG),
             Misconception(
                 "divided twice",
                 (_combined(lambda g, rank: g.mean(0) / len(g)),),

@@ -142,10 +142,13 @@ def _not_returned(function, by_rank, failure):
     from parlab.distributed.launch import RankTimeout
 
     if isinstance(failure, RankTimeout):
-        waiting = [rank for rank in failure.ranks if rank not in by_rank]
-        places = [_place(function, rank, str(failure)) for rank in waiting]
-        who = " and ".join(f"rank {rank}" for rank in waiting)
-        return Outcome("endless", message=f"(on {who})", place=next(filter(None, places), None))
+        # One whose peer was ended first may have raised since.
+        returned = {rank for rank, outcome in by_rank.items() if outcome.kind == "value"}
+        waiting = [rank for rank in failure.ranks if rank not in returned]
+        places = {rank: _place(function, rank, str(failure)) for rank in waiting}
+        who = [f"rank {r} in line {p.line}" if p else f"rank {r}" for r, p in places.items()]
+        place = next(filter(None, places.values()), None)
+        return Outcome("endless", message=f"(on {' and '.join(who)})", place=place)
     if failure.exitcode is not None:
         return Outcome("died", message=str(failure).splitlines()[0])
     for rank, outcome in by_rank.items():  # the first is the cause of the others

@@ -139,6 +139,11 @@ def _remainder(kept):
     return way
 
 
+HINT_OF_AVG = (
+    "May the result depend on the number of ranks? If you asked for AVG: on gloo some versions of "
+    "torch sum all the same (pytorch 162338), so divide yourself."
+)
+
 EXERCISES = (
     Exercise(
         chapter=4,
@@ -159,7 +164,9 @@ EXERCISES = (
             ),
         ),
         misconceptions=(
-            SUMMED._replace(ways=(_step(lambda gradients, rank: np.sum(gradients, axis=0)),)),
+            SUMMED._replace(
+                ways=(_step(lambda gradients, rank: np.sum(gradients, axis=0)),), hint=HINT_OF_AVG
+            ),
             Misconception(
                 "divided twice",
                 (_step(lambda gradients, rank: _mean(gradients) / N_RANKS),),

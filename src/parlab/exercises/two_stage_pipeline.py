@@ -183,13 +183,9 @@ EXERCISES = (
             ),
             Misconception(
                 "only one micro-batch has a say",
-                tuple(
-                    way
-                    for index in (0, -1)
-                    for way in (
-                        *_in_both(lambda parts, index=index: parts[index]),
-                        *_in_both(lambda parts, index=index: parts[index] / len(parts)),
-                    )
+                (
+                    *_in_both(lambda parts: parts[-1]),
+                    _of_parts(lambda parts: parts[-1] / len(parts)),
                 ),
                 "Gradients of all micro-batches add up in .grad until the step. Clearing it, or "
                 "keeping one hidden layer only, drops the others.",
