@@ -1,6 +1,9 @@
 """Shapes give the parameters of published checkpoints exactly, and the FLOP of the papers."""
 
+import pickle
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import FrozenInstanceError, replace
 from datetime import date
@@ -329,3 +332,13 @@ def test_config_is_frozen_hashable_and_leaves_its_input_alone():
     assert hash(config) == hash(ModelConfig(**SMALL, biases=("qkv", "mlp")))
     with pytest.raises(FrozenInstanceError):
         config.layers = 3
+
+
+def test_equal_configs_have_equal_hashes_in_every_process():
+    config = model("llama-3-8b")
+    assert hash(pickle.loads(pickle.dumps(config))) == hash(replace(config)) == hash(config)
+    code = "import parlab as pl; print(hash(pl.model('llama-3-8b')))"
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert int(elsewhere.stdout) == hash(config)

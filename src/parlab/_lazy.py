@@ -1,5 +1,6 @@
 """Lazy namespaces: a name is imported from its module when it is first used (PEP 562)."""
 
+import sys
 from importlib import import_module
 
 
@@ -14,7 +15,9 @@ def lazy_namespace(package, names_by_module, submodules=()):
 
     def __getattr__(name):
         if name in module_of:
-            return getattr(import_module(f"{package}.{module_of[name]}"), name)
+            value = getattr(import_module(f"{package}.{module_of[name]}"), name)
+            setattr(sys.modules[package], name, value)  # the next time it is found without us
+            return value
         if name in submodules:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -133,6 +133,15 @@ class ModelConfig:
         if self.n_params > MAX_PARAMS:
             raise ValueError(f"n_params must be at most 10^15, got {self.n_params:.2e} of {self}")
 
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        """Of ints alone, whose hashes are the same in every process that it is sent to."""
+        sizes = (self.layers, self.hidden, self.heads, self.vocab, self.kv_heads, self.ffn)
+        return hash((*sizes, self.experts))
+
     @property
     def head_size(self):
         """d = head_dim, or h / a."""
