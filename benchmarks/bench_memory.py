@@ -1,14 +1,19 @@
 """How long the estimates of memory take in plain Python, checks and all items included."""
 
+import itertools
 import statistics
 import time
 
 import parlab as pl
 
 CONFIG = pl.model("llama-3-8b")
+SEQUENCES = itertools.count(1)  # none comes twice, so no answer about a layer is remembered
 CASES = {
     "training_memory": lambda: pl.training_memory(
         CONFIG, 2, sequence=8192, n_gpus=64, stage=3, recompute="full"
+    ),
+    "training_memory, new sequence": lambda: pl.training_memory(
+        CONFIG, 2, sequence=next(SEQUENCES), n_gpus=64, stage=3, recompute="full"
     ),
     "activation_memory": lambda: pl.activation_memory(CONFIG, 2, sequence=8192),
     "zero_memory": lambda: pl.zero_memory(CONFIG.n_params, 64, 3),

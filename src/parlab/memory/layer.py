@@ -4,7 +4,7 @@ s is the sequence, b the micro-batch, h hidden, a heads, k kv_heads, d their siz
 vocabulary, E experts, of which a token visits e, t the ranks of tensor parallelism.
 """
 
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import ceil
 from operator import mul
 from typing import NamedTuple
@@ -107,6 +107,37 @@ def recomputed_bytes(sizes, kind, recompute, kept_bytes):
         kind = Kind(*kind)
         again += 2 * sizes.whole * kind.gated + 4 * sizes.wide * kind.cut
     return again
+
+
+class LayerStep(NamedTuple):
+    """One layer in a training step with one micro-batch, in bytes on one rank."""
+
+    sizes: Sizes
+    kept: int  # from forward to backward
+    again: int  # what recomputation brings back, while the layer is at work
+    inside: int  # gradients of the tensors inside the layer
+
+
+@lru_cache(maxsize=1024, typed=True)  # a search asks for the same ones over and over
+def layer_step(
+    config,
+    micro_batch,
+    sequence,
+    tp,
+    sequence_parallel,
+    dropout,
+    flash,
+    expert_load,
+    recompute,
+):
+    """Return the LayerStep of arguments that `layer_sizes` checks."""
+    sizes, kind = layer_sizes(
+        config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load
+    )
+    kept = layer_bytes(sizes, kind, recompute)
+    again = 0 if recompute == "none" else recomputed_bytes(sizes, kind, recompute, kept)
+    inside = 2 * (sizes.wide + sizes.routed) + (4 if config.gated else 2) * sizes.inner
+    return LayerStep(sizes, kept, again, inside)
 
 
 def embedding_mask(sizes, pipeline, chunks):

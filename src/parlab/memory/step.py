@@ -6,15 +6,14 @@ ffn, V the vocabulary, t the ranks of tensor parallelism, p pipeline stages, v c
 1 GB = 10^9 bytes.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from parlab.memory.activations import RECOMPUTE, layers_in_flight
 from parlab.memory.layer import (
     embedding_mask,
-    layer_bytes,
-    layer_sizes,
+    layer_step,
     maker,
-    recomputed_bytes,
     vocab_share,
 )
 from parlab.memory.rank import layers_backward, rank_params, rank_states
@@ -166,29 +165,19 @@ def training_memory(
     if config.positions is not None:
         why = "no position was learned for a later token"
         require_int("sequence", sequence, minimum=1, maximum=config.positions, why=why)
-    sizes, kind = layer_sizes(
-        config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load
+    stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes = _ask(
+        _options,
+        (stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes)
+        + (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
+        + (offload, foreach, reserved),
     )
+    shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
+    sizes, layer, again, inside = _ask(layer_step, (*shape, recompute))
     held = layers_in_flight(config.layers, pipeline, chunks, rank)
     if not type(tp) is type(pipeline) is type(rank) is int:  # NumPy's, whose products wrap around
         tp, pipeline, rank = int(tp), int(pipeline), int(rank)
     n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
     expert_parallel = require_expert_parallel(expert_parallel, config, n)
-    stage = require_stage(stage)
-    recipe = require_choice("recipe", recipe, BYTE_RECIPES)
-    recompute = require_choice("recompute", recompute, RECOMPUTE)
-    loss = require_choice("loss", loss, LOSSES)
-    prefetch = require_int("prefetch", prefetch, minimum=0)
-    fragmentation = require_number("fragmentation", fragmentation, minimum=0)
-    context_bytes = require_number("context_bytes", context_bytes, minimum=0)
-    require_bool("keep_logits", keep_logits)
-    require_bool("keep_gradients", keep_gradients)
-    require_bool("gradient_as_bucket_view", gradient_as_bucket_view)
-    require_bool("reshard_after_forward", reshard_after_forward)
-    require_bool("foreach", foreach)
-    require_bool("reserved", reserved)
-    if require_bool("offload", offload) and stage == 0:
-        raise ValueError("offload must be False at stage 0, got True: it moves what ZeRO cuts")
     part = rank_params(config, tp, pipeline, rank, expert_parallel)
     each = BYTE_RECIPES[recipe].of_each
     weights, gradients, optimizer, updated = rank_states(part, each, n, expert_parallel, stage)
@@ -196,9 +185,6 @@ def training_memory(
     keep = keep_gradients or pipeline > 1 or (buckets and gradient_as_bucket_view)
     keep = keep or (reserved and stage == 3)
     before = gradients if keep else 0
-    layer = layer_bytes(sizes, kind, recompute)
-    again = 0 if recompute == "none" else recomputed_bytes(sizes, kind, recompute, layer)
-    inside = 2 * (sizes.wide + sizes.routed) + (4 if config.gated else 2) * sizes.inner
     head = logits = 0
     if rank == pipeline - 1:
         head = 4 * sizes.wide  # inputs of the last norm and of the head
@@ -275,3 +261,50 @@ def training_memory(
 def training_memory_bytes(config, micro_batch, *, sequence, **options):
     """Bytes at the fullest moment of a step: the peak of `training_memory`, with its arguments."""
     return training_memory(config, micro_batch, sequence=sequence, **options).peak
+
+
+def _ask(cached, arguments):
+    """Call a function that remembers its answers; what has no hash it checks itself."""
+    try:
+        return cached(*arguments)
+    except TypeError:
+        return cached.__wrapped__(*arguments)
+
+
+@lru_cache(maxsize=1024, typed=True)  # a search varies few of them
+def _options(
+    stage,
+    recipe,
+    recompute,
+    loss,
+    prefetch,
+    fragmentation,
+    context_bytes,
+    keep_logits,
+    keep_gradients,
+    gradient_as_bucket_view,
+    reshard_after_forward,
+    offload,
+    foreach,
+    reserved,
+):
+    """Check what does not depend on sizes; return it, less the flags."""
+    stage = require_stage(stage)
+    checked = (
+        stage,
+        require_choice("recipe", recipe, BYTE_RECIPES),
+        require_choice("recompute", recompute, RECOMPUTE),
+        require_choice("loss", loss, LOSSES),
+        require_int("prefetch", prefetch, minimum=0),
+        require_number("fragmentation", fragmentation, minimum=0),
+        require_number("context_bytes", context_bytes, minimum=0),
+    )
+    require_bool("keep_logits", keep_logits)
+    require_bool("keep_gradients", keep_gradients)
+    require_bool("gradient_as_bucket_view", gradient_as_bucket_view)
+    require_bool("reshard_after_forward", reshard_after_forward)
+    require_bool("foreach", foreach)
+    require_bool("reserved", reserved)
+    if require_bool("offload", offload) and stage == 0:
+        raise ValueError("offload must be False at stage 0, got True: it moves what ZeRO cuts")
+    return checked
