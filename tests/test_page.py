@@ -48,7 +48,7 @@ async ([panel, slider, by]) => {
           resolve({ by: to - from, answered, painted: performance.now() - start });
         channel.port2.postMessage("after the paint");
       });
-    }).observe(picture, { childList: true });
+    }).observe(root.querySelector(".parlab-sentence"), { childList: true });
     input.value = to;
     input.dispatchEvent(new Event("input", { bubbles: true }));
   });

@@ -9,6 +9,7 @@
   let failure = "";
   let lastId = 0;
   const MOST_ANSWERS = 100; // per panel, of some 10 kB each; a large Gantt chart has 150 kB
+  const PAUSE = 200; // ms: shorter than between two moves of different sliders
   const KEYS = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"];
 
   class LivePanel {
@@ -21,6 +22,7 @@
       this.asked = 0; // id of the question in flight, 0 for none
       this.moved = false; // whether a slider moved since the last picture was asked for
       this.last = 0; // the slider that moved last
+      this.movedAt = 0; // when it did, in ms
       this.addControls();
       this.shown = this.positions(); // those of the picture
       if (element.dataset.hint) this.pointer = new Pointer(this);
@@ -51,6 +53,7 @@
 
     move(slider) {
       this.last = slider;
+      this.movedAt = performance.now();
       this.sliders.forEach(speak);
       this.moved = true;
       this.ask();
@@ -71,24 +74,27 @@
       }
       if (this.asked) return;
       const where = this.moved ? undefined : this.pointer?.next();
-      if (!this.moved && !where) return this.askAhead();
+      if (!this.moved && !where) return afterPaint(() => this.askAhead());
       this.moved = false;
       this.post(where ? this.shown : this.positions(), { where });
       if (!worker.ready) this.say("Starting Python in your browser, once for this page …");
     }
 
-    // The next move is mostly a few positions along the same slider, or one along another: have its
-    // picture ready.
+    // The next move is mostly a few positions along the same slider, or, after a pause, one along
+    // another: have its picture ready.
     askAhead() {
-      if (this.asked || !worker.ready) return;
+      if (this.asked || this.moved || !worker.ready) return;
       const here = this.positions();
       const same = [1, -1, 2, -2, 3, -3].map((step) => [this.last, step]);
       const others = [1, -1].flatMap((step) => here.map((_, i) => [i, step]));
-      for (const [i, step] of [...same, ...others]) {
+      const pause = this.movedAt + PAUSE - performance.now();
+      for (const [i, step] of pause > 0 ? same : [...same, ...others]) {
         const there = here.with(i, here[i] + step);
         if (there[i] < 0 || there[i] > Number(this.sliders[i].input.max)) continue;
         if (!this.answers.has(String(there))) return this.post(there, { ahead: true });
       }
+      clearTimeout(this.later);
+      if (pause > 0) this.later = setTimeout(() => this.askAhead(), pause);
     }
 
     post(positions, { ahead = false, where } = {}) {
@@ -122,14 +128,15 @@
     // Answers come one by one and in order, so an older one never replaces a newer one. During a
     // quick drag each is drawn although the slider has moved on; only its limits are out of date.
     show({ svg, sentence, counts }, positions) {
-      this.picture.innerHTML = svg;
-      this.shown = positions;
       this.pointer?.forget();
+      redraw(this.picture, svg);
+      this.shown = positions;
       this.sentence.textContent = sentence;
       this.say("");
       if (this.moved) return;
       for (const slider of this.sliders) {
-        slider.input.max = counts[slider.name] - 1; // the browser moves a thumb that is beyond it
+        const max = String(counts[slider.name] - 1);
+        if (slider.input.max !== max) slider.input.max = max; // moves a thumb that is beyond it
         slider.index = slider.input.valueAsNumber;
         speak(slider);
       }
@@ -241,9 +248,42 @@
     }
   }
 
-  function speak({ input, output, shown, spoken }) {
-    input.setAttribute("aria-valuetext", spoken[input.valueAsNumber]);
-    output.textContent = shown[input.valueAsNumber];
+  // Replaces only what differs: the browser need not style, lay out and paint the rest again.
+  function redraw(picture, svg) {
+    const next = make("template");
+    next.innerHTML = svg;
+    renew(picture.querySelector("svg"), next.content.firstElementChild);
+  }
+
+  function renew(old, next) {
+    if (old.isEqualNode(next)) return;
+    if (old.nodeName !== next.nodeName) return old.replaceWith(next);
+    if (next.nodeType === Node.TEXT_NODE) {
+      old.data = next.data;
+      return;
+    }
+    for (const { name } of [...old.attributes]) {
+      if (!next.hasAttribute(name)) old.removeAttribute(name);
+    }
+    for (const { name, value } of next.attributes) {
+      if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    }
+    const [before, after] = [[...old.childNodes], [...next.childNodes]];
+    after.forEach((child, i) => (before[i] ? renew(before[i], child) : old.append(child)));
+    for (const child of before.slice(after.length)) child.remove();
+  }
+
+  // The worker would take a processor from the threads that paint.
+  function afterPaint(action) {
+    requestAnimationFrame(() => setTimeout(action));
+  }
+
+  function speak(slider) {
+    const position = slider.input.valueAsNumber;
+    if (slider.said === position) return; // the same text anew would be laid out anew
+    slider.said = position;
+    slider.input.setAttribute("aria-valuetext", slider.spoken[position]);
+    slider.output.textContent = slider.shown[position];
   }
 
   function make(tag, className, attributes = {}, text = "") {
