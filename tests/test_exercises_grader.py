@@ -579,3 +579,12 @@ def test_a_call_leaves_its_arguments_to_the_caller():
 
     assert call(spoils, args).changed == 0
     assert len(args[0]) == 1 and not args[0][0].any()
+
+
+@pytest.mark.parametrize(
+    "name", ["ring_all_reduce", "ring_reduce_scatter", "hierarchical_all_reduce"]
+)
+def test_random_arrays_have_the_same_sum_in_any_order(name):
+    for seed in range(300):
+        arrays = EXERCISES[name].draw(np.random.default_rng(seed))[0]
+        assert np.array_equal(sum(arrays), sum(arrays[::-1]))

@@ -5,7 +5,7 @@ source and the day on which it was last compared with it.
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -116,6 +116,14 @@ class Cluster:
                 f"n_nodes must be 1 without an inter_node link, got {self.n_nodes}: "
                 f"nothing connects the nodes of {self.name or 'this cluster'}"
             )
+
+    def __hash__(self):
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        """Of what tells clusters apart, once: a search looks answers up by its cluster."""
+        return hash((self.gpu.name, self.intra_node.name, self.gpus_per_node, self.n_nodes))
 
     @property
     def n_gpus(self):

@@ -53,7 +53,7 @@ def _expect_token_mean(losses, tokens):
 
 
 def _draw_grads(rng):
-    n, size = int(rng.integers(3, 6)), int(rng.integers(1, 5))
+    n, size = int(rng.integers(3, 6)), int(rng.integers(2, 6))
     if rng.random() < 0.5:
         return ([rng.integers(-20, 20, size) for _ in range(n)],)
     return ([rng.normal(size=size).round(2) for _ in range(n)],)

@@ -52,7 +52,7 @@ def _full_batch(X, y, w, n=1):
 
 
 def _draw_batch(rng, rows):
-    features = int(rng.integers(1, 4))
+    features = int(rng.integers(2, 5))
     X, y = rng.normal(size=(rows, features)).round(2), rng.normal(size=rows).round(2)
     return X, y, rng.normal(size=features).round(2)
 

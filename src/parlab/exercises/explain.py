@@ -112,6 +112,27 @@ def _cluster():
     )
 
 
+def _experts():
+    mixtral = pl.model("mixtral-8x7b")
+    traffic = pl.expert_parallel_traffic(mixtral, 1, sequence=4096, ep=8)
+    gb = pl.expert_zero_memory_bytes(mixtral, 64, 1, expert_parallel=8) / 1e9
+    return (
+        "Each of ep ranks holds E/ep of a layer's experts, whole. An all-to-all takes a copy of "
+        "each token to each of its experts, another brings the outputs back, and backward does the "
+        "same with gradients. Each sends T e h numbers, of which (ep-1)/ep leave the rank: "
+        f"{traffic.items[0].bytes_per_rank / 1e6:.1f} MB for 4096 tokens of Mixtral on 8 ranks in "
+        "bf16. Tensor parallelism sends ep/e times as much for the same tokens. Beside the "
+        "experts' compute only their width f counts: narrow experts wait for the network.\n\n"
+        "It saves weights and gradients, ep times; not the optimizer under ZeRO, since only N/ep "
+        f"ranks have the same experts. Mixtral on 64 GPUs with ep = 8 takes {gb:.2f} GB under "
+        "ZeRO-1.\n\n"
+        "What goes wrong: an uneven router, since all wait for the busiest rank, or tokens are "
+        "dropped; and the gradients. An expert's is summed over its group by the all-to-all, so "
+        "sum it over its replicas and divide by all N. The mean over the replicas is ep times too "
+        "large, and nothing fails."
+    )
+
+
 PROMPTS = (
     Prompt(1, "Why is the ring all-reduce bandwidth-optimal, and why 2 (N-1) steps?", _ring),
     Prompt(
@@ -129,4 +150,9 @@ PROMPTS = (
     Prompt(4, "Walk up the ZeRO stages: what does each one save, and what does it cost?", _zero),
     Prompt(6, "What is the pipeline bubble, and how do you shrink it?", _bubble),
     Prompt(6, "Map a 3D-parallel job onto a cluster of 8 nodes.", _cluster),
+    Prompt(
+        8,
+        "Expert parallelism: what does it send, what does it save, and what can go wrong?",
+        _experts,
+    ),
 )

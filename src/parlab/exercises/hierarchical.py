@@ -3,7 +3,7 @@
 import numpy as np
 
 from parlab.exercises.records import Case, Exercise, Misconception
-from parlab.exercises.ring import ORDER_OF_SUMS, total
+from parlab.exercises.ring import ORDER_OF_SUMS, exact_floats, total
 
 
 def hierarchical_all_reduce(arrays, ranks_per_node):
@@ -42,7 +42,7 @@ def _expect_hierarchical(arrays, ranks_per_node):
 def _draw_nodes(rng):
     nodes, local = (int(size) for size in rng.integers(2, 5, 2))
     size = nodes * local * int(rng.integers(1, 3))
-    return [rng.normal(size=size).round(2) for _ in range(nodes * local)], local
+    return [exact_floats(rng, size) for _ in range(nodes * local)], local
 
 
 # Known mistakes.

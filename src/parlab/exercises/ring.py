@@ -71,7 +71,12 @@ def draw_arrays(rng):
         return ([rng.integers(2**53, 2**55, size) for _ in range(n)],)
     if kind == 1:
         return ([rng.integers(-9, 10, size) for _ in range(n)],)
-    return ([rng.normal(size=size).round(2) for _ in range(n)],)
+    return ([exact_floats(rng, size) for _ in range(n)],)
+
+
+def exact_floats(rng, size):
+    """Multiples of 1/8, whose sums are exact in any order: one that cancels gives 0, not 1e-16."""
+    return (8 * rng.normal(size=size)).round() / 8
 
 
 def _case_of_64_doubles(n):

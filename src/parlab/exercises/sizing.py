@@ -32,7 +32,11 @@ def _expect_nodes(n_params, activation_bytes, card_bytes=80e9, gpus_per_node=8):
 def _draw_nodes(rng):
     card = float(rng.choice([40e9, 80e9, 141e9]))
     per_node = int(rng.choice([4, 8]))
-    return float(rng.integers(10, 500)) * 1e9, float(rng.integers(5, 39)) * 1e9, card, per_node
+    n_params, activations = float(rng.integers(10, 500)) * 1e9, float(rng.integers(5, 39)) * 1e9
+    if rng.random() < 0.5:  # states that just leave no room: what activations add makes a node more
+        nodes = int(rng.integers(1, 9))
+        n_params = float((nodes * per_node * card - activations / 2) // 16)
+    return n_params, activations, card, per_node
 
 
 # Known mistakes.

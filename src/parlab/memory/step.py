@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from parlab.memory.activations import RECOMPUTE, layers_in_flight
 from parlab.memory.layer import (
+    ask,
     embedding_mask,
     layer_step,
     maker,
@@ -165,14 +166,14 @@ def training_memory(
     if config.positions is not None:
         why = "no position was learned for a later token"
         require_int("sequence", sequence, minimum=1, maximum=config.positions, why=why)
-    stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes = _ask(
+    stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes = ask(
         _options,
         (stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes)
         + (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
         + (offload, foreach, reserved),
     )
     shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
-    sizes, layer, again, inside = _ask(layer_step, (*shape, recompute))
+    sizes, layer, again, inside = ask(layer_step, (*shape, recompute))
     held = layers_in_flight(config.layers, pipeline, chunks, rank)
     if not type(tp) is type(pipeline) is type(rank) is int:  # NumPy's, whose products wrap around
         tp, pipeline, rank = int(tp), int(pipeline), int(rank)
@@ -261,14 +262,6 @@ def training_memory(
 def training_memory_bytes(config, micro_batch, *, sequence, **options):
     """Bytes at the fullest moment of a step: the peak of `training_memory`, with its arguments."""
     return training_memory(config, micro_batch, sequence=sequence, **options).peak
-
-
-def _ask(cached, arguments):
-    """Call a function that remembers its answers; what has no hash it checks itself."""
-    try:
-        return cached(*arguments)
-    except TypeError:
-        return cached.__wrapped__(*arguments)
 
 
 @lru_cache(maxsize=1024, typed=True)  # a search varies few of them

@@ -1,0 +1,222 @@
+"""Seconds of one iteration, item by item: the same arithmetic for an estimate and a search."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from parlab.memory.layer import maker
+from parlab.planner.layer import layer_time, matmul_seconds
+from parlab.planner.network import gather_seconds, neighbour_route, route
+
+LOGIT_BYTES = 22  # passes over the logits: 16 bits written, then read and written in fp32
+LOSS_KERNELS = 6
+
+
+class StepTime(NamedTuple):
+    """Seconds of an iteration on its slowest pipeline rank; they sum to the whole."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    launches: float
+    recompute: float
+    head_and_loss: float
+    tensor_parallel: float
+    context_parallel: float
+    expert_parallel: float
+    pipeline_transfers: float
+    bubble: float
+    data_parallel: float
+    slower_beside_collectives: float
+    optimizer: float
+
+
+class Block(NamedTuple):
+    """What depends on tp, cp, ep, micro-batch, recomputation and sequence parallelism alone.
+
+    forward, backward: seconds of a layer with its collectives, backward with what it recomputes.
+    tensor, context, expert: seconds of these collectives in both; head: of the last rank, embedding
+    included; message: bytes that go to the next pipeline rank.
+    """
+
+    layer: tuple
+    forward: float
+    backward: float
+    tensor: float
+    context: float
+    expert: float
+    head: float
+    message: float
+
+
+class Job(NamedTuple):
+    """A model on a cluster with a batch, and how it is implemented."""
+
+    config: object
+    cluster: object
+    sequence: int
+    global_batch: int
+    efficiencies: tuple
+    card: tuple  # its rates
+    recipe: tuple  # bytes per parameter of weights, gradients, optimizer
+    flash: bool
+    dropout: bool
+    fused: bool
+    overlap: bool
+
+
+_make_block, _make_step = maker(Block), maker(StepTime)
+
+
+@lru_cache(maxsize=4096)  # a search asks for the same ones over and over
+def block(job, tp, cp, ep, micro_batch, recompute, sequence_parallel):
+    """Return the Block of these degrees."""
+    config, cluster, e, card = job.config, job.cluster, job.efficiencies, job.card
+    tokens = micro_batch * (job.sequence // cp)
+    cut = tp if sequence_parallel else 1
+    layer = layer_time(
+        card,
+        config,
+        tokens,
+        job.sequence,
+        tp,
+        ep,
+        cut,
+        job.flash,
+        job.dropout,
+        job.fused,
+        recompute,
+    )
+    h, t = config.hidden, tokens
+    again = recompute == "full"
+    tensor = context = expert = 0.0
+    message = 2 * t * h  # of a rank's tokens
+    if tp > 1:
+        # Two sums over the ranks each way; each is a reduce-scatter and an all-gather.
+        both = 2 * gather_seconds(route(cluster, e, tp, 1), tp, message)
+        tensor = 2 * both
+    if cp > 1:
+        wire = route(cluster, e, cp, tp)
+        # Keys and values in forward; again, with their gradients, in backward.
+        hop = 4 * t * (config.kv_heads // tp) * config.head_size / wire.bandwidth + wire.latency
+        in_ring, seen = (cp - 1) * hop, layer.forward.attention
+        context = max(0, in_ring - seen) * (1 + again)
+        context += max(0, 2 * in_ring - layer.backward.attention)
+    if ep > 1:
+        wire = route(cluster, e, ep, tp * cp)
+        sent = 2 * t // cut * config.active_experts * h
+        expert = 2 * (sent * (ep - 1) / ep / wire.bandwidth + (ep - 1) * wire.latency)
+    forward = sum(layer.forward) + tensor + expert
+    backward = sum(layer.backward) + sum(layer.recompute) + (1 + again) * (tensor + expert)
+    tables = 3 * matmul_seconds(card, t, config.vocab // tp, h)
+    passes = LOGIT_BYTES * t * config.vocab / tp + 3 * message
+    head = tables + passes / card.memory + (3 + LOSS_KERNELS + 3) * card.launch
+    return _make_block(
+        (
+            layer,
+            forward,
+            backward + context,
+            (2 + again) * tensor,
+            context,
+            (2 + again) * expert,
+            head,
+            message / tp,  # each of the tp ranks sends its part to the next stage
+        )
+    )
+
+
+def step_time(job, layout, made, part):
+    """Return the StepTime of a Layout; made: its Block; part: the last rank's RankParams."""
+    a = layout
+    m = job.global_batch // (a.dp * a.micro_batch)
+    transfers, bubble = pipeline_seconds(
+        job, made, part.layers, a.pp, a.tp * a.cp * a.dp, m, a.chunks, a.schedule
+    )
+    data, slower, optimizer = data_parallel_seconds(
+        job, made, part, a.dp * a.cp, a.tp, a.ep, m, a.zero, a.replicas
+    )
+    work, layer = part.layers * m, made.layer
+    f, b = layer.forward, layer.backward
+    return _make_step(
+        (
+            work * (f.matmul + b.matmul),
+            work * (f.attention + b.attention),
+            work * (f.elementwise + b.elementwise),
+            work * (f.launches + b.launches),
+            work * sum(layer.recompute),
+            m * made.head,
+            work * made.tensor,
+            work * made.context,
+            work * made.expert,
+            transfers,
+            bubble,
+            data,
+            slower,
+            optimizer,
+        )
+    )
+
+
+def pipeline_seconds(job, made, layers, pp, stride, m, chunks, schedule):
+    """Return seconds of transfers between stages and of the bubble.
+
+    The bubble is the closed form for a pipeline whose last rank alone is slower, by the head: the
+    work of all other ranks on one micro-batch, over v (`pipeline_bubble_seconds` has it for equal
+    ranks). ZB-H1 fills twice the gradients of weights into it.
+    """
+    if pp == 1:
+        return 0.0, 0.0
+    wire = neighbour_route(job.cluster, job.efficiencies, stride)
+    transfer = 2 * chunks * (made.message / wire.bandwidth + wire.latency)
+    one = layers * (made.forward + made.backward) + transfer
+    if schedule == "ZB-H1":
+        one -= 2 * layers * made.layer.linear
+    return m * transfer, (pp - 1) * one / chunks
+
+
+def data_parallel_seconds(job, made, part, ranks, tp, ep, m, zero, replicas):
+    """Return seconds of collectives that no compute hides, of what they slow, and of the optimizer.
+
+    Stage 0 all-reduces g bytes a parameter once an iteration, stage 1 reduce-scatters them and
+    gathers 2 bytes; stage 2 reduces after every micro-batch; stage 3 gathers layer by layer in
+    forward and in backward and reduces, for every micro-batch. With overlap each layer's collective
+    runs beside a layer's compute; the last one, and those of embedding and head, have none.
+    Replicas of the shards (HSDP) add an all-reduce of a rank's shard after each reduce-scatter.
+    """
+    w, g, k = job.recipe
+    shards = ranks // replicas
+    held = shards if zero else 1
+    updated = part.shared / held + part.experts / max(1, held // ep)
+    optimizer = updated * (2 * k + g + (2 * w if w == 4 else w)) / job.card.memory
+    if ranks == 1:
+        return 0.0, 0.0, optimizer
+    e, layers = job.efficiencies, part.layers
+    forward, backward = made.forward, made.backward
+    wire = route(job.cluster, e, shards, tp)
+    experts = part.experts / layers
+    alike = max(1, shards // ep)  # ranks with the same experts
+    share = (part.layer - experts) * (shards - 1) / shards + experts * (alike - 1) / alike
+    lag, slow = (shards - 1) * wire.latency, wire.bandwidth
+    ends = part.ends * (shards - 1) / shards
+    gather, reduce = 2 * share / slow + lag, g * share / slow + lag
+    gather_ends, reduce_ends = 2 * ends / slow, g * ends / slow
+    if replicas > 1:
+        across = route(job.cluster, e, replicas, tp * shards)
+        both = 2 * g * (replicas - 1) / replicas / across.bandwidth
+        reduce += both * part.layer / shards + 2 * (replicas - 1) * across.latency
+        reduce_ends += both * part.ends / shards
+    if zero == 3:
+        behind = gather + reduce
+        exposed = layers * (max(0, gather - forward) + max(0, behind - backward))
+        beside = layers * (min(gather, forward) + min(behind, backward))
+        alone = exposed + 2 * gather_ends + reduce_ends
+        return m * alone, m * e.overlap * beside, optimizer
+    if zero == 0:  # an all-reduce, all within backward
+        gather, gather_ends, reduce, reduce_ends = 0.0, 0.0, 2 * reduce, 2 * reduce_ends
+    times = m if zero == 2 else 1
+    alone = times * reduce_ends + gather_ends
+    if not job.overlap:
+        return alone + layers * (times * reduce + gather), 0.0, optimizer
+    alone += times * (reduce + (layers - 1) * max(0, reduce - backward))
+    alone += gather + (layers - 1) * max(0, gather - forward)
+    beside = (layers - 1) * (times * min(reduce, backward) + min(gather, forward))
+    return alone, e.overlap * beside, optimizer
