@@ -148,6 +148,48 @@ def summary(errors):
     return sum(sizes) / len(sizes), max(sizes), sum(errors) / len(errors)
 
 
+def pooled_rank_correlation(measured, efficiencies=FITTED):
+    """Return Spearman's coefficient of estimated and measured tokens/s per GPU of all Runs."""
+    ours, theirs = [], []
+    for run in measured:
+        _, _, layout, sequence, batch = run.arguments
+        ours.append(run.estimate(efficiencies).tokens_per_second_per_gpu)
+        theirs.append(batch * sequence / layout.world / run.seconds)
+    return rank_correlation(ours, theirs)
+
+
+def report():
+    """Return lines of text: the efficiencies, every fitted run, and each held-out table."""
+    measured = all_runs(FITTED_TABLES)
+    apart = left_out_errors(measured)
+    lines = ["efficiency      value     plausible", ""]
+    for name, value, known in zip(Efficiencies._fields, FITTED, PLAUSIBLE, strict=True):
+        lines.append(f"{name:14s} {value:7.3g}     {known.low:g} to {known.high:g}")
+    lines += ["", "fitted runs                                     s    error  left out", ""]
+    for run in measured:
+        alone = apart[run.table, run.name]
+        lines.append(f"{run.name:42s} {run.seconds:7.3f}  {run.error():+6.1%}    {alone:+6.1%}")
+    errors = [run.error() for run in measured]
+    for words, values in (("in the fit", errors), ("each model left out", apart.values())):
+        mean, worst, bias = summary(list(values))
+        lines.append(f"{words:22s} mean {mean:.1%}, worst {worst:.1%}, bias {bias:+.1%}")
+    lines += ["", "held out, in no fit      runs   mean  worst   bias  rank correlation", ""]
+    for table in HELD_OUT_TABLES:
+        rows = runs(table)
+        mean, worst, bias = summary([run.error() for run in rows])
+        same = pooled_rank_correlation(rows)
+        lines.append(
+            f"{table:22s} {len(rows):6d} {mean:6.1%} {worst:6.1%} {bias:+6.1%}  {same:.3f}"
+        )
+    held_out = all_runs(HELD_OUT_TABLES)
+    mean, worst, bias = summary([run.error() for run in held_out])
+    pooled = pooled_rank_correlation(held_out)
+    lines.append(
+        f"{'all':22s} {len(held_out):6d} {mean:6.1%} {worst:6.1%} {bias:+6.1%}  {pooled:.3f}"
+    )
+    return lines
+
+
 def _iteration_time():
     where = cluster("hgx-a100")
     for row in published_table("iteration-time").rows:
@@ -309,3 +351,7 @@ _READERS = {
     "mpt-a100-40": lambda: _mpt("mpt-a100-40", cluster("hgx-a100"), gpu("a100-40")),
     "mpt-h100-80": lambda: _mpt("mpt-h100-80", cluster("hgx-h100")),
 }
+
+
+if __name__ == "__main__":
+    print("\n".join(report()))

@@ -155,12 +155,6 @@ def training_memory(
     >>> [item.bytes[1] for item in step.items if item.name.startswith("logits")]
     [2101346304, 4202692608]
     """
-    if pipeline_rank is None and pipeline != 1:
-        arguments = dict(locals())
-        ranks = sorted({0, require_int("pipeline", pipeline, minimum=1) - 1})
-        ends = [training_memory(**{**arguments, "pipeline_rank": rank}) for rank in ranks]
-        return max(ends, key=lambda memory: memory.peak)
-    rank = 0 if pipeline_rank is None else pipeline_rank
     if not isinstance(config, ModelConfig):
         raise TypeError(f"config must be a ModelConfig, got {config!r:.60}")
     if config.positions is not None:
@@ -174,89 +168,112 @@ def training_memory(
     )
     shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
     sizes, layer, again, inside = ask(layer_step, (*shape, recompute))
-    held = layers_in_flight(config.layers, pipeline, chunks, rank)
-    if not type(tp) is type(pipeline) is type(rank) is int:  # NumPy's, whose products wrap around
-        tp, pipeline, rank = int(tp), int(pipeline), int(rank)
+    pipeline = require_int("pipeline", pipeline, minimum=1)
+    tp = int(tp)  # not NumPy's, whose products wrap around
     n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
     expert_parallel = require_expert_parallel(expert_parallel, config, n)
-    part = rank_params(config, tp, pipeline, rank, expert_parallel)
     each = BYTE_RECIPES[recipe].of_each
-    weights, gradients, optimizer, updated = rank_states(part, each, n, expert_parallel, stage)
     buckets = stage == 0 and n > 1
     keep = keep_gradients or pipeline > 1 or (buckets and gradient_as_bucket_view)
     keep = keep or (reserved and stage == 3)
-    before = gradients if keep else 0
-    head = logits = 0
-    if rank == pipeline - 1:
-        head = 4 * sizes.wide  # inputs of the last norm and of the head
-        logits = 0 if loss == "fused" else sizes.tokens * vocab_share(config.vocab, tp)
-    logit_gradients = (8 if loss == "torch" else 2) * logits
 
-    # Gradients, activations, those again, gradients inside a layer and in flight, gathered, casts.
-    together = min(1 + prefetch, part.layers) if reshard_after_forward else part.layers
-    in_layers = layers_backward(
-        part, each, stage, n, layer, held, again, inside, sizes.wide, before, gradients, together
-    )
-    all_gathered = 0 if reshard_after_forward or stage < 3 else 2 * part.layer * part.layers
-    all_casts = 2 * (part.matrices * part.layers + part.head) if each[0] == 4 and stage < 3 else 0
-    during = (before, held * layer, 0, 0, 0, all_gathered, all_casts)
-    still = sum(during) + head + 4 * logits + logit_gradients >= sum(in_layers)
-    made, waiting, again, inside, reducing, gathered, casts = during if still else in_layers
+    def on_rank(rank):
+        held = layers_in_flight(config.layers, pipeline, chunks, rank)
+        rank = int(rank)
+        part = rank_params(config, tp, pipeline, rank, expert_parallel)
+        weights, gradients, optimizer, updated = rank_states(part, each, n, expert_parallel, stage)
+        before = gradients if keep else 0
+        head = logits = 0
+        if rank == pipeline - 1:
+            head = 4 * sizes.wide  # inputs of the last norm and of the head
+            logits = 0 if loss == "fused" else sizes.tokens * vocab_share(config.vocab, tp)
+        logit_gradients = (8 if loss == "torch" else 2) * logits
 
-    host = 0
-    if offload:
-        host, optimizer = optimizer, 0
-        if stage >= 2:
-            host, gradients, before, made = host + gradients, 0, 0, 0
+        # Gradients, activations, those again, gradients inside a layer, in flight, gathered, casts.
+        together = min(1 + prefetch, part.layers) if reshard_after_forward else part.layers
+        in_layers = layers_backward(
+            part,
+            each,
+            stage,
+            n,
+            layer,
+            held,
+            again,
+            inside,
+            sizes.wide,
+            before,
+            gradients,
+            together,
+        )
+        all_gathered = 0 if reshard_after_forward or stage < 3 else 2 * part.layer * part.layers
+        all_casts = (
+            2 * (part.matrices * part.layers + part.head) if each[0] == 4 and stage < 3 else 0
+        )
+        during = (before, held * layer, 0, 0, 0, all_gathered, all_casts)
+        still = sum(during) + head + 4 * logits + logit_gradients >= sum(in_layers)
+        made, waiting, anew, within, reducing, gathered, casts = during if still else in_layers
+
+        host = 0
+        if offload:
+            host, optimizer = optimizer, 0
+            if stage >= 2:
+                host, gradients, before, made = host + gradients, 0, 0, 0
+            if stage == 3:
+                host, weights = host + weights, 0
+
+        rows = [
+            ("weights", "states", (weights, weights, weights, weights)),
+            ("gradients", "states", (gradients, before, made, gradients)),
+            ("optimizer", "states", (optimizer, optimizer, optimizer, optimizer)),
+            ("layers", "activations", (0, held * layer, waiting, 0)),
+        ]
+        if anew:
+            rows.append(("recomputed layer", "activations", (0, 0, anew, 0)))
+        if within:
+            rows.append(("gradients inside a layer", "activations", (0, 0, within, 0)))
+        if dropout and rank == 0:
+            mask = embedding_mask(sizes, pipeline, chunks)[2]
+            rows.append(("dropout mask of the embedding", "activations", (0, mask, mask, 0)))
+        if head:
+            rows.append(("inputs of last norm and head", "activations", (0, head, still * head, 0)))
+        if logits:
+            if keep_logits:
+                rows.append(("logits, 16 bits", "activations", (0, 2 * logits, 2 * logits, 0)))
+            rows.append(("logits, fp32", "activations", (0, 4 * logits, still * 4 * logits, 0)))
+            if still:
+                rows.append(("gradients of the logits", "activations", (0, 0, logit_gradients, 0)))
         if stage == 3:
-            host, weights = host + weights, 0
+            rows.append(("gathered layers", "on top", (0, all_gathered, gathered, 0)))
+            ends = 2 * part.ends
+            rows.append(("gathered embedding and head", "on top", (0, ends, ends, 0)))
+        if reducing:
+            rows.append(("gradients being reduced", "on top", (0, 0, reducing, 0)))
+        if buckets and not gradient_as_bucket_view:
+            rows.append(("DDP buckets", "on top", (gradients,) * 4))
+        if all_casts:
+            rows.append(("casts of autocast", "on top", (0, all_casts, casts, 0)))
+        if foreach and recipe in _ADAM_IN_FP32 and not offload:
+            rows.append(("temporaries of foreach", "on top", (0, 0, 0, updated)))
+            if recipe == "mixed-precision":
+                rows.append(("fp32 copy of the gradients", "on top", (0, 0, 0, updated)))
+        if fragmentation:
+            totals = map(sum, zip(*[row[2] for row in rows], strict=True))
+            lost = tuple([fragmentation * total for total in totals])
+            rows.append(("fragmentation", "on top", lost))
+        if reserved and stage == 3:
+            idle = 2 * (part.ends + part.layer * max(1, prefetch))
+            prefetched = max(0, gathered - 2 * part.layer) if reshard_after_forward else 0
+            rows.append(
+                ("idle buffers of gathers", "on top", (idle, idle, idle - prefetched, idle))
+            )
+        if context_bytes:
+            rows.append(("CUDA context", "on top", (context_bytes,) * 4))
+        return _make_memory((tuple(rows), rank, host))
 
-    rows = [
-        ("weights", "states", (weights, weights, weights, weights)),
-        ("gradients", "states", (gradients, before, made, gradients)),
-        ("optimizer", "states", (optimizer, optimizer, optimizer, optimizer)),
-        ("layers", "activations", (0, held * layer, waiting, 0)),
-    ]
-    if again:
-        rows.append(("recomputed layer", "activations", (0, 0, again, 0)))
-    if inside:
-        rows.append(("gradients inside a layer", "activations", (0, 0, inside, 0)))
-    if dropout and rank == 0:
-        mask = embedding_mask(sizes, pipeline, chunks)[2]
-        rows.append(("dropout mask of the embedding", "activations", (0, mask, mask, 0)))
-    if head:
-        rows.append(("inputs of last norm and head", "activations", (0, head, still * head, 0)))
-    if logits:
-        if keep_logits:
-            rows.append(("logits, 16 bits", "activations", (0, 2 * logits, 2 * logits, 0)))
-        rows.append(("logits, fp32", "activations", (0, 4 * logits, still * 4 * logits, 0)))
-        if still:
-            rows.append(("gradients of the logits", "activations", (0, 0, logit_gradients, 0)))
-    if stage == 3:
-        rows.append(("gathered layers", "on top", (0, all_gathered, gathered, 0)))
-        ends = 2 * part.ends
-        rows.append(("gathered embedding and head", "on top", (0, ends, ends, 0)))
-    if reducing:
-        rows.append(("gradients being reduced", "on top", (0, 0, reducing, 0)))
-    if buckets and not gradient_as_bucket_view:
-        rows.append(("DDP buckets", "on top", (gradients,) * 4))
-    if all_casts:
-        rows.append(("casts of autocast", "on top", (0, all_casts, casts, 0)))
-    if foreach and recipe in _ADAM_IN_FP32 and not offload:
-        rows.append(("temporaries of foreach", "on top", (0, 0, 0, updated)))
-        if recipe == "mixed-precision":
-            rows.append(("fp32 copy of the gradients", "on top", (0, 0, 0, updated)))
-    if fragmentation:
-        totals = map(sum, zip(*[row[2] for row in rows], strict=True))
-        lost = tuple([fragmentation * total for total in totals])
-        rows.append(("fragmentation", "on top", lost))
-    if reserved and stage == 3:
-        idle = 2 * (part.ends + part.layer * max(1, prefetch))
-        prefetched = max(0, gathered - 2 * part.layer) if reshard_after_forward else 0
-        rows.append(("idle buffers of gathers", "on top", (idle, idle, idle - prefetched, idle)))
-    if context_bytes:
-        rows.append(("CUDA context", "on top", (context_bytes,) * 4))
-    return _make_memory((tuple(rows), rank, host))
+    if pipeline_rank is None and pipeline > 1:
+        first, last = on_rank(0), on_rank(pipeline - 1)
+        return first if first.peak >= last.peak else last
+    return on_rank(0 if pipeline_rank is None else pipeline_rank)
 
 
 def training_memory_bytes(config, micro_batch, *, sequence, **options):

@@ -99,6 +99,20 @@ class SearchResult:
                 found[at:beaten] = [candidate]
         return [self._estimate(candidate) for candidate in found]
 
+    @cached_property
+    def finalists(self):
+        """(simulated seconds, Estimate) of at most five near-ties, the fastest first.
+
+        The fastest of each pipeline, schedule and cut of the model: replicas of shards that differ
+        by less than what a simulation adds are no other finalists.
+        """
+        kinds = {}
+        for made in self.near_ties:
+            a = made.layout
+            kinds.setdefault((a.tp, a.pp, a.cp, a.ep, a.chunks, a.schedule), made)
+        pairs = [(made.simulated_seconds, made) for made in list(kinds.values())[:5]]
+        return sorted(pairs, key=lambda pair: pair[0])
+
     def why_not(self, layout):
         """Say in one sentence why a layout is not the best.
 
@@ -224,6 +238,7 @@ def search(
     >>> from parlab.models import model
     >>> found = search(model("llama-3-8b"), cluster("hgx-h100"), 8192, 64)
     >>> print(found.best.layout, found.considered)
+    dp 4, cp 2, ZeRO-1, b 1 6384
     """
     job = ask(
         make_job,

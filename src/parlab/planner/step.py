@@ -96,11 +96,11 @@ def block(job, tp, cp, ep, micro_batch, recompute, sequence_parallel):
         tensor = 2 * both
     if cp > 1:
         wire = route(cluster, e, cp, tp)
-        # Keys and values in forward; again, with their gradients, in backward.
         hop = 4 * t * (config.kv_heads // tp) * config.head_size / wire.bandwidth + wire.latency
-        in_ring, seen = (cp - 1) * hop, layer.forward.attention
-        context = max(0, in_ring - seen) * (1 + again)
-        context += max(0, 2 * in_ring - layer.backward.attention)
+        context = _in_ring((cp - 1) * hop, layer.forward.attention, e) * (1 + again)
+        # Keys and values again, and their gradients.
+        context += _in_ring(2 * (cp - 1) * hop, layer.backward.attention, e)
+        context += (3 + again) * (cp - 1) * e.launch  # of kernels for a block each
     if ep > 1:
         wire = route(cluster, e, ep, tp * cp)
         sent = 2 * t // cut * config.active_experts * h
@@ -122,6 +122,11 @@ def block(job, tp, cp, ep, micro_batch, recompute, sequence_parallel):
             message / tp,  # each of the tp ranks sends its part to the next stage
         )
     )
+
+
+def _in_ring(sent, attention, efficiencies):
+    """Seconds that a ring of keys and values adds to an attention that runs beside it."""
+    return max(0, sent - attention) + efficiencies.overlap * min(sent, attention)
 
 
 def step_time(job, layout, made, part):
