@@ -17,6 +17,7 @@ from parlab.accuracy import (
     all_runs,
     fit,
     left_out_errors,
+    peaks,
     pooled_rank_correlation,
     rank_correlation,
     runs,
@@ -86,6 +87,15 @@ def test_held_out_runs_are_ranked_as_measured():
     held_out = all_runs(HELD_OUT_TABLES)
     assert {run.table for run in held_out}.isdisjoint(FITTED_TABLES)
     assert pooled_rank_correlation(held_out) > 0.95
+
+
+@pytest.mark.parametrize(
+    "table, limit", [("megatron-peak-memory", 0.05), ("fsdp2-llama-3-8b", 0.10)]
+)
+def test_peaks_of_memory_are_met_with_nothing_fitted(table, limit):
+    errors = [ours / measured - 1 for name, _, measured, ours in peaks() if name == table]
+    assert len(errors) == len(pl.published_table(table).rows) == 4
+    assert summary(errors)[0] < limit
 
 
 def test_times_of_iterations_follow_from_what_the_papers_print():

@@ -201,6 +201,20 @@ def test_replicas_of_shards_keep_the_gathers_in_the_node():
     assert hybrid.memory.items[2].bytes[0] == pytest.approx(8 * whole.memory.items[2].bytes[0])
 
 
+def test_the_ring_and_the_all_to_alls_move_the_bytes_of_their_chapters():
+    slow = pl.Link(0, 1e3)  # so slow that bytes alone decide
+    node = replace(hgx(8), intra_node=slow)
+    bare = pl.FITTED._replace(overlap=0.0, launch=0.0, nvlink=1.0, attention=1e12)
+    ring = pl.estimate(LLAMA, node, pl.Layout(cp=8), 8192, 1, efficiencies=bare)
+    sent = pl.context_parallel_traffic(LLAMA, 1, sequence=8192, cp=8, n_layers=32)
+    assert ring.step.context_parallel == pytest.approx(sent.bytes_per_rank / 1e3, rel=1e-6)
+    experts = pl.estimate(
+        MIXTRAL, node, pl.Layout(dp=8, ep=8, recompute="full"), 4096, 8, efficiencies=bare
+    )
+    sent = pl.expert_parallel_traffic(MIXTRAL, 1, sequence=4096, ep=8, n_layers=32, recompute=True)
+    assert experts.step.expert_parallel == pytest.approx(sent.bytes_per_rank / 1e3, rel=1e-6)
+
+
 def test_experts_cost_all_to_alls_and_active_experts_only():
     made = pl.estimate(MIXTRAL, hgx(8), pl.Layout(dp=8, ep=8, zero=1), 4096, 8)
     dense = pl.estimate(MIXTRAL, hgx(8), pl.Layout(dp=8, zero=1), 4096, 8)

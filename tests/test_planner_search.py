@@ -183,7 +183,7 @@ def test_explain_names_the_winner_and_what_costs_the_other(found):
     for pair in ((found.best, other), (other, found.best)):
         text = pl.explain(*pair)
         assert text.startswith(f"{found.best.layout} wins: ")
-        assert "more.\n- " in text and "Peak memory: " in text
+        assert "more:\n- " in text and "Peak memory: " in text
         assert len(text.splitlines()) <= 6
 
 

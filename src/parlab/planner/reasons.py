@@ -48,9 +48,8 @@ def explain(first, second):
     wins, loses = sorted((first, second), key=lambda made: made.seconds)
     difference = loses.seconds - wins.seconds
     lines = [
-        f"{wins.layout} wins: {format_seconds(wins.seconds)} an iteration, "
-        f"{loses.layout} takes {format_seconds(loses.seconds)}, "
-        f"{difference / wins.seconds:.1%} more."
+        f"{wins.layout} wins: {format_seconds(wins.seconds)} an iteration.",
+        f"{loses.layout} takes {format_seconds(loses.seconds)}, {difference / wins.seconds:.1%} more:",
     ]
     for name, more in _differences(loses, wins)[:3]:
         if abs(more) >= 0.05 * difference and more:

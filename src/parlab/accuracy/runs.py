@@ -1,19 +1,11 @@
-"""How far estimates are from measured runs: the fit of the efficiencies, and runs it never saw.
+"""Measured runs of published tables, as arguments of `estimate`."""
 
-`python -m parlab.accuracy` prints everything. Fitted are the eight `Efficiencies`, by least squares
-of the logarithm of time, to the runs of three published tables; each is drawn to its plausible
-value as strongly as its spread says. The runs of the other tables are held out.
-"""
-
-import math
 from dataclasses import dataclass, replace
 from functools import cache
 
-import numpy as np
-
 from parlab.hardware import cluster, gpu
 from parlab.models import ModelConfig, model
-from parlab.planner.efficiencies import FITTED, PLAUSIBLE, Efficiencies
+from parlab.planner.efficiencies import FITTED
 from parlab.planner.estimate import estimate
 from parlab.planner.layout import Layout
 from parlab.published import published_table
@@ -26,7 +18,6 @@ HELD_OUT_TABLES = (
     "mpt-a100-40",
     "mpt-h100-80",
 )
-SCATTER = 0.03  # of a measured time, relative; weighs the runs against the plausible values
 _MPT_SHAPES = {  # layers, hidden, heads: LLM Foundry, scripts/train/yamls/pretrain/mpt-*.yaml
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
@@ -82,112 +73,6 @@ def runs(table):
 def all_runs(tables):
     """Return the Runs of several tables."""
     return [run for table in tables for run in runs(table)]
-
-
-def fit(measured):
-    """Return the Efficiencies that explain Runs best: Gauss-Newton on the logarithms of all eight.
-
-    The sum of squares of log(estimated / measured) / SCATTER and of log(value / centre) / spread.
-    """
-    centre = np.log([known.centre for known in PLAUSIBLE])
-    spread = np.array([known.spread for known in PLAUSIBLE])
-    low = np.log([max(known.low, 1e-9) for known in PLAUSIBLE])
-    high = np.log([known.high for known in PLAUSIBLE])
-    x = centre.copy()
-    for _ in range(30):
-        at = _misfit(x, measured)
-        slopes = np.array([(_misfit(x + step, measured) - at) / 1e-4 for step in 1e-4 * np.eye(8)])
-        matrix = np.vstack([slopes.T, np.diag(1 / spread)])
-        rest = np.concatenate([at, (x - centre) / spread])
-        move = np.linalg.lstsq(matrix, -rest, rcond=None)[0]
-        new = np.clip(x + np.clip(move, -0.5, 0.5), low, high)
-        if np.abs(new - x).max() < 1e-7:
-            break
-        x = new
-    return Efficiencies(*map(float, np.exp(x)))
-
-
-def _misfit(x, measured):
-    efficiencies = Efficiencies(*map(float, np.exp(x)))
-    return np.array([math.log1p(run.error(efficiencies)) / SCATTER for run in measured])
-
-
-def left_out_errors(measured):
-    """Return {run name: error} where the fit saw no run of the same model."""
-    errors = {}
-    for group in dict.fromkeys(run.group for run in measured):
-        efficiencies = fit([run for run in measured if run.group != group])
-        for run in measured:
-            if run.group == group:
-                errors[run.table, run.name] = run.error(efficiencies)
-    return errors
-
-
-def rank_correlation(first, second):
-    """Return Spearman's coefficient of two sequences; equal values share their mean rank.
-
-    >>> rank_correlation([1, 2, 3, 4], [10, 20, 40, 30])
-    0.8
-    """
-    ranks = [_ranks(np.asarray(values, float)) for values in (first, second)]
-    return round(float(np.corrcoef(*ranks)[0, 1]), 12)
-
-
-def _ranks(values):
-    order = np.argsort(values, kind="stable")
-    ranks = np.empty(len(values))
-    ranks[order] = np.arange(len(values))
-    for value in np.unique(values):
-        ranks[values == value] = ranks[values == value].mean()
-    return ranks
-
-
-def summary(errors):
-    """Return the mean and the largest of absolute errors, and the mean error."""
-    sizes = [abs(error) for error in errors]
-    return sum(sizes) / len(sizes), max(sizes), sum(errors) / len(errors)
-
-
-def pooled_rank_correlation(measured, efficiencies=FITTED):
-    """Return Spearman's coefficient of estimated and measured tokens/s per GPU of all Runs."""
-    ours, theirs = [], []
-    for run in measured:
-        _, _, layout, sequence, batch = run.arguments
-        ours.append(run.estimate(efficiencies).tokens_per_second_per_gpu)
-        theirs.append(batch * sequence / layout.world / run.seconds)
-    return rank_correlation(ours, theirs)
-
-
-def report():
-    """Return lines of text: the efficiencies, every fitted run, and each held-out table."""
-    measured = all_runs(FITTED_TABLES)
-    apart = left_out_errors(measured)
-    lines = ["efficiency      value     plausible", ""]
-    for name, value, known in zip(Efficiencies._fields, FITTED, PLAUSIBLE, strict=True):
-        lines.append(f"{name:14s} {value:7.3g}     {known.low:g} to {known.high:g}")
-    lines += ["", "fitted runs                                     s    error  left out", ""]
-    for run in measured:
-        alone = apart[run.table, run.name]
-        lines.append(f"{run.name:42s} {run.seconds:7.3f}  {run.error():+6.1%}    {alone:+6.1%}")
-    errors = [run.error() for run in measured]
-    for words, values in (("in the fit", errors), ("each model left out", apart.values())):
-        mean, worst, bias = summary(list(values))
-        lines.append(f"{words:22s} mean {mean:.1%}, worst {worst:.1%}, bias {bias:+.1%}")
-    lines += ["", "held out, in no fit      runs   mean  worst   bias  rank correlation", ""]
-    for table in HELD_OUT_TABLES:
-        rows = runs(table)
-        mean, worst, bias = summary([run.error() for run in rows])
-        same = pooled_rank_correlation(rows)
-        lines.append(
-            f"{table:22s} {len(rows):6d} {mean:6.1%} {worst:6.1%} {bias:+6.1%}  {same:.3f}"
-        )
-    held_out = all_runs(HELD_OUT_TABLES)
-    mean, worst, bias = summary([run.error() for run in held_out])
-    pooled = pooled_rank_correlation(held_out)
-    lines.append(
-        f"{'all':22s} {len(held_out):6d} {mean:6.1%} {worst:6.1%} {bias:+6.1%}  {pooled:.3f}"
-    )
-    return lines
 
 
 def _iteration_time():
@@ -351,7 +236,3 @@ _READERS = {
     "mpt-a100-40": lambda: _mpt("mpt-a100-40", cluster("hgx-a100"), gpu("a100-40")),
     "mpt-h100-80": lambda: _mpt("mpt-h100-80", cluster("hgx-h100")),
 }
-
-
-if __name__ == "__main__":
-    print("\n".join(report()))
