@@ -228,6 +228,18 @@ def forget_peak(tracker):
     tracker._peak_mem = {device: kinds["Total"] for device, kinds in tracker._peak_mem_snap.items()}
 
 
+def torch_context_order(sequence, n_ranks):
+    """The numbers of the tokens that torch's own context parallelism deals to each rank.
+
+    Its attention itself has no CPU kernel (torch 2.13), but the order needs none.
+    """
+    from torch.distributed.tensor.experimental._context_parallel import _load_balancer
+
+    balancer = _load_balancer._HeadTailLoadBalancer(sequence, n_ranks, torch.device("cpu"))
+    order = balancer._generate_indices(restore=False).flatten()
+    return [part.tolist() for part in order.chunk(n_ranks)]
+
+
 def torch_pipeline_order(name, n_ranks, micro_batches, chunks=1):
     """torch's own order of a pipeline schedule: [(stage, kind, micro_batch), ...] for each rank.
 
