@@ -49,6 +49,18 @@ ANSWERS = {
     "6.4": 3 / 19,
     "6.5": "b",
     "6.6": 2,
+    "7.1": "a",
+    "7.2": 7 * 2 * 8192 * 8 * 128 * 2 / 1e6,
+    "7.3": 1.5 * math.exp(-3),
+    "7.4": 2 - 1 / 4,
+    "7.5": 1979,  # 2 x 8/64 x 0.4 x 989.4e12 / 50e9 = 1978.8
+    "7.6": 8 / 2,
+    "8.1": (4 * 7.242780672 + 12 * (1.605636096 / 64 + 5.637144576 / 8)),
+    "8.2": 8192 * 2 * 4096 * 2 * 7 / 8 / 1e6,
+    "8.3": "c",
+    "8.4": 8 / 2,
+    "8.5": 320,
+    "8.6": 2,
 }
 
 
@@ -160,7 +172,8 @@ def test_progress_lists_everything_and_marks_what_is_done(capsys):
     pl.progress()
     before = capsys.readouterr().out.splitlines()
     assert before[0] == "Chapter 1: 0 of 9 exercises, 0 of 5 questions"
-    assert len(before) == 6 + len(EXERCISES) + len(QUESTIONS)
+    chapters = {entry.chapter for entry in [*EXERCISES.values(), *QUESTIONS.values()]}
+    assert len(before) == len(chapters) + len(EXERCISES) + len(QUESTIONS)
     note_done("exercises", "ring_all_reduce")
     pl.check_answer("1.1", 1.75)
     pl.check_answer("1.2", 1)

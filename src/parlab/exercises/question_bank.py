@@ -1,5 +1,7 @@
 """The "Check yourself" questions, chapter by chapter; parlab computes the answers."""
 
+from math import exp
+
 import parlab as pl
 from parlab.exercises.records import Question
 
@@ -524,6 +526,114 @@ _PIPELINE = (
 )
 
 
+def _ring_mb(**changed):
+    sizes = {"sequence": 65_536, "cp": 8, **changed}
+    traffic = pl.context_parallel_traffic(pl.model("llama-3-8b"), 1, **sizes)
+    return traffic.only(phase="forward").bytes_per_rank / 1e6
+
+
+def _busiest(cp):
+    return pl.causal_work(131_072, cp, balanced=False).imbalance
+
+
+def _hidden_from(**changed):
+    h100, wire = pl.gpu("h100-sxm"), pl.link("infiniband-400g")
+    return pl.ring_hides_from(pl.model("llama-3-70b"), h100, wire, **changed)
+
+
+_CONTEXT = (
+    Question(
+        chapter=7,
+        text="What does sequence parallelism divide over the ranks that tensor parallelism leaves "
+        "whole?",
+        choices={
+            "a": "what norms, attention and MLP read",
+            "b": "keys and values",
+            "c": "the weights of norms",
+            "d": "the scores of attention",
+        },
+        answer="a",
+        why=lambda: "Between the matrices a rank then has s/N tokens only, for the same bytes.",
+        replies=(
+            ("b", "Tensor parallelism divides them already, by heads."),
+            ("c", "They stay whole on every rank, and their gradients must be summed."),
+            ("d", "They are divided already, by heads, and a flash kernel keeps none."),
+        ),
+    ),
+    Question(
+        chapter=7,
+        text="Llama 3 8B has 32 heads, 8 of keys and values, of size 128. 65,536 tokens on 8 ranks "
+        "of a ring, bf16: how many MB does a rank send in one layer's forward?",
+        unit="MB",
+        answer=_ring_mb,
+        why=lambda: (
+            "7 hops of the keys and the values of 8192 tokens: 2 x 8192 x 8 x 128 x 2 bytes."
+        ),
+        replies=(
+            (lambda: _ring_mb() * 8 / 7, "8 steps have 7 hops between them."),
+            (lambda: _ring_mb() / 2, "Keys and values, two tensors."),
+            (lambda: _ring_mb() * 4, "Only the 8 heads of keys and values travel."),
+            (lambda: _ring_mb() * 3, "That is forward and backward."),
+            (lambda: _ring_mb() / 7, "That is one hop; there are 7."),
+            (lambda: _ring_mb() * 8, "Each rank has 1/8 of the tokens."),
+        ),
+    ),
+    Question(
+        chapter=7,
+        text="A row has seen the largest score M = 2 and the sum l = 1.5. A block brings a score "
+        "of 5. What is left of the old sum, before the block's own part is added?",
+        tolerance=0.005,
+        answer=lambda: 1.5 * exp(2 - 5),
+        why=lambda: "1.5 e^(2-5): exponentials are now measured from 5.",
+        replies=(
+            (1.5, "It was measured from M = 2; now the largest score is 5."),
+            (lambda: 1.5 * exp(3), "The other way: e^(old - new) is below 1."),
+            (lambda: 1 + 1.5 * exp(-3), "That is with the block's own e^(5-5) = 1."),
+        ),
+    ),
+    Question(
+        chapter=7,
+        text="A long causal sequence in 4 equal pieces, one a rank: the busiest rank's work over "
+        "the mean?",
+        answer=lambda: _busiest(4),
+        why=lambda: "2 - 1/cp: the last rank sees almost everything, the mean is half of that.",
+        replies=(
+            (2, "That is the limit of many ranks."),
+            (4, "The last rank does 7 of 16 parts, not all."),
+            (lambda: _busiest(8), "That is for 8 ranks."),
+            (1, "That is what the zigzag reaches."),
+            (7, "7 times the first rank's work; over the mean?"),
+        ),
+    ),
+    Question(
+        chapter=7,
+        text="64 heads, 8 of keys and values. H100s at 40% of 989.4 TFLOP/s, 50 GB/s a card, bf16, "
+        "causal with a zigzag: from how many tokens a rank on does the ring hide in forward?",
+        unit="tokens",
+        answer=_hidden_from,
+        why=lambda: "w (k/a) F/B = 2 x 8/64 x 395.8e12 / 50e9.",
+        replies=(
+            (lambda: 8 * _hidden_from(), "That is with keys of its own for each head."),
+            (lambda: _hidden_from(causal=False), "In a causal step only half a block is computed."),
+            (lambda: _hidden_from(efficiency=1.0), "At 40% of the peak compute takes longer."),
+        ),
+    ),
+    Question(
+        chapter=7,
+        text="32 heads, 8 of keys and values, tensor parallelism of 2: over how many ranks can "
+        "Ulysses cut the sequence without copies of heads?",
+        tolerance=0,
+        answer=lambda: pl.model("llama-3-8b").kv_heads // 2,
+        why=lambda: "Each rank needs a whole key-value head, and tensor parallelism left 4.",
+        replies=(
+            (8, "Tensor parallelism has taken half of the heads already."),
+            (16, "Queries have so many; there are fewer keys and values."),
+            (32, "Queries have so many; there are fewer keys and values."),
+        ),
+    ),
+)
+
+
 def _mixtral_gb(expert_parallel):
     mixtral = pl.model("mixtral-8x7b")
     return pl.expert_zero_memory_bytes(mixtral, 64, 1, expert_parallel=expert_parallel) / _GB
@@ -631,7 +741,104 @@ _EXPERTS = (
     ),
 )
 
-_ALL = (_COLLECTIVES, _DATA_PARALLEL, _TENSOR_PARALLEL, _STATES, _STEP, _PIPELINE, _EXPERTS)
+
+def _replicas(world, **degrees):
+    return world // pl.Layout(**degrees).world
+
+
+def _least_nodes():
+    config, nodes = pl.model("llama-2-70b"), 1
+    while not pl.search(config, pl.cluster("hgx-h100", nodes), 4096, 64, foreach=False).best:
+        nodes += 1
+    return nodes
+
+
+_LAYOUT = (
+    Question(
+        chapter=9,
+        text="512 GPUs, tp = 8, pp = 4, cp = 2, ep = 8: how many data-parallel ranks are there?",
+        tolerance=0,
+        answer=lambda: _replicas(512, tp=8, pp=4, cp=2),
+        why=lambda: "512 / (8 x 4 x 2). ep is no factor: experts spread over ranks that exist.",
+        replies=(
+            (1, "ep is no factor of the world: experts spread over the dp x cp ranks."),
+            (16, "Context-parallel ranks are different GPUs as well."),
+            (64, "Of these, pp and cp take their part."),
+        ),
+    ),
+    Question(
+        chapter=9,
+        text="Why does tensor parallelism stay inside a node, while data parallelism spans nodes?",
+        choices={
+            "a": "data parallelism sends fewer bytes in all",
+            "b": "its collectives stand between matrix products, many times per micro-batch; "
+            "gradients travel once, beside compute",
+            "c": "NCCL cannot all-reduce activations across nodes",
+        },
+        answer="b",
+        why=lambda: "It is not the bytes alone but what waits for them.",
+        replies=(
+            ("a", "Not always: gradients of a large model are more bytes than its activations."),
+            ("c", "It can. What does the GPU do meanwhile?"),
+        ),
+    ),
+    Question(
+        chapter=9,
+        text="How many nodes of 8 H100s (80 GB) does Llama-2-70B need at least to train on "
+        "sequences of 4096, 64 an iteration, with a fused Adam and any layout of this chapter?",
+        tolerance=0,
+        answer=_least_nodes,
+        why=lambda: "16 bytes x 69e9 over 16 cards are 69 GB; 8 cards would need 138 GB each.",
+        replies=(
+            (1, "Compute the states per card first."),
+            (4, "With full recomputation or small micro-batches fewer will do."),
+        ),
+    ),
+    Question(
+        chapter=9,
+        text="A planner predicts 17.8 s for one layout and 18.0 s for another; its mean error on "
+        "runs it never saw is 6%. Which is faster?",
+        choices={
+            "a": "the first",
+            "b": "the second",
+            "c": "it cannot tell: take the simpler one, or measure both",
+        },
+        answer="c",
+        why=lambda: "They differ by 1%. Errors of similar layouts are alike, but not that alike.",
+        replies=(
+            ("a", "By 1%, with an error of 6%?"),
+            ("b", "Why should it be?"),
+        ),
+    ),
+    Question(
+        chapter=9,
+        text="An H100 has 3.2 times the FLOP/s of an A100. Why does it reach a smaller share of "
+        "its peak in the same matrix product?",
+        choices={
+            "a": "its kernels launch more slowly",
+            "b": "shared memory and main memory have only about 1.7 times the bandwidth",
+            "c": "bf16 is slower than fp16 on it",
+        },
+        answer="b",
+        why=lambda: "Operands must come to the tensor cores; the formula's second and third term.",
+        replies=(
+            ("a", "A launch takes about as long on both, and large products hide it."),
+            ("c", "Both have the same rate."),
+        ),
+    ),
+)
+
+_ALL = (
+    _COLLECTIVES,
+    _DATA_PARALLEL,
+    _TENSOR_PARALLEL,
+    _STATES,
+    _STEP,
+    _PIPELINE,
+    _CONTEXT,
+    _EXPERTS,
+    _LAYOUT,
+)
 
 QUESTIONS = {
     f"{question.chapter}.{number}": question

@@ -47,9 +47,10 @@ def explain(first, second):
         )
     wins, loses = sorted((first, second), key=lambda made: made.seconds)
     difference = loses.seconds - wins.seconds
+    share = difference / wins.seconds
     lines = [
         f"{wins.layout} wins: {format_seconds(wins.seconds)} an iteration.",
-        f"{loses.layout} takes {format_seconds(loses.seconds)}, {difference / wins.seconds:.1%} more:",
+        f"{loses.layout} takes {format_seconds(loses.seconds)}, {share:.1%} more:",
     ]
     for name, more in _differences(loses, wins)[:3]:
         if abs(more) >= 0.05 * difference and more:
