@@ -21,6 +21,8 @@ PANELS = {  # on each page
     "notebooks/04_zero_fsdp.html": ("zero_ladder",),
     "notebooks/05_activations.html": ("recompute_bytes", "does_it_fit"),
     "notebooks/06_pipelines.html": ("pipeline_schedule",),
+    "notebooks/08_experts.html": ("expert_cost",),
+    "notebooks/09_choosing_a_layout.html": ("mesh", "choose_layout"),
 }
 GANTT = ("notebooks/06_pipelines.html", "pipeline_schedule")
 every_page = pytest.mark.parametrize("path", PANELS, ids=lambda path: Path(path).stem)

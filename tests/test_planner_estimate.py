@@ -215,6 +215,27 @@ def test_the_ring_and_the_all_to_alls_move_the_bytes_of_their_chapters():
     assert experts.step.expert_parallel == pytest.approx(sent.bytes_per_rank / 1e3, rel=1e-6)
 
 
+def test_rings_and_all_to_alls_that_leave_the_node_use_a_ranks_own_network_card():
+    node = replace(hgx(16), inter_node=pl.Link(0, 1e3))
+    bare = pl.FITTED._replace(overlap=0.0, launch=0.0, network=1.0, attention=1e12)
+    ring = pl.estimate(LLAMA, node, pl.Layout(cp=16), 8192, 1, efficiencies=bare)
+    sent = pl.context_parallel_traffic(LLAMA, 1, sequence=8192, cp=16, n_layers=32)
+    assert ring.step.context_parallel == pytest.approx(sent.bytes_per_rank / 1e3, rel=1e-6)
+    more = replace(MIXTRAL, experts=16, ffn=4096)
+    experts = pl.estimate(more, node, pl.Layout(dp=16, ep=16), 4096, 16, efficiencies=bare)
+    sent = pl.expert_parallel_traffic(
+        more,
+        1,
+        sequence=4096,
+        ep=16,
+        n_layers=32,
+        link=pl.Link(0, 1e30),
+        network=node.inter_node,
+        ranks_per_node=8,
+    )
+    assert experts.step.expert_parallel == pytest.approx(sent.seconds, rel=1e-6)
+
+
 def test_experts_cost_all_to_alls_and_active_experts_only():
     made = pl.estimate(MIXTRAL, hgx(8), pl.Layout(dp=8, ep=8, zero=1), 4096, 8)
     dense = pl.estimate(MIXTRAL, hgx(8), pl.Layout(dp=8, zero=1), 4096, 8)

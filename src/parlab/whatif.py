@@ -74,6 +74,23 @@ def pipeline_schedule(**values):
     return WhatIf(PANELS["pipeline_schedule"], values)
 
 
+def expert_cost(**values):
+    """A layer of experts: all-to-alls beside compute; keywords ep, experts, active, ffn, load."""
+    return WhatIf(PANELS["expert_cost"], values)
+
+
+def choose_layout(**values):
+    """The best layouts of a model on a cluster, and a chosen one beside them; keywords model,
+    cluster, n_gpus, global_batch, sequence, tp, pp, zero, micro_batch and recompute."""
+    return WhatIf(PANELS["choose_layout"], values)
+
+
+def mesh(**values):
+    """Which rank talks to whom, node by node; keywords n_gpus, tp, cp, pp, ep, rank and
+    gpus_per_node."""
+    return WhatIf(PANELS["mesh"], values)
+
+
 class WhatIf:
     """One panel at chosen values, as Jupyter displays it."""
 

@@ -176,8 +176,8 @@ def _layout():
         f"On 512 H100s, 1024 sequences of 8192, {found.considered:,} layouts are possible; the "
         f"best by the planner is {best.layout}: {best.seconds:.1f} s, MFU {best.mfu:.0%}, "
         f"{best.peak_bytes / 1e9:.0f} GB. {len(found.near_ties)} are within 2% of it, less than "
-        "the estimate's own error of about 6% on runs that it never saw. So take the simplest of them, "
-        "and measure two."
+        "the estimate's own error of about 6% on runs that it never saw. So take the simplest of "
+        "them, and measure two."
     )
 
 

@@ -8,8 +8,11 @@ import json
 from parlab.panels import (
     all_reduce_time,
     bytes_per_rank,
+    choose_layout,
     ddp_overlap,
     does_it_fit,
+    expert_cost,
+    mesh,
     pipeline_schedule,
     recompute_bytes,
     ring_stepper,
@@ -34,6 +37,9 @@ PANELS = {
         recompute_bytes,
         does_it_fit,
         pipeline_schedule,
+        expert_cost,
+        mesh,
+        choose_layout,
     )
 }
 

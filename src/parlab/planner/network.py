@@ -5,6 +5,7 @@ and the pipeline outermost. So a group of g ranks that are `stride` apart has no
 in a node.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -31,6 +32,30 @@ def route(cluster, efficiencies, size, stride):
     return Route(min(bandwidth, network), outside.latency_s, True)
 
 
+def hop_route(cluster, efficiencies, size, stride):
+    """Return the Route of the slowest hop of a ring of point-to-point messages.
+
+    Where it leaves the node, one rank sends through its own network card while the others wait.
+    """
+    leaves = size * stride > cluster.gpus_per_node
+    return neighbour_route(cluster, efficiencies, cluster.gpus_per_node if leaves else 1)
+
+
+def all_to_all_seconds(cluster, efficiencies, size, stride, n_bytes):
+    """Seconds of an all-to-all in which a rank has n_bytes, of which 1/size stays with it.
+
+    Messages to ranks of the same node and to others go over their own links at the same time.
+    """
+    near = neighbour_route(cluster, efficiencies, 1)
+    if size * stride <= cluster.gpus_per_node or cluster.inter_node is None:
+        return (size - 1) * (n_bytes / size / near.bandwidth + near.latency)
+    far = neighbour_route(cluster, efficiencies, cluster.gpus_per_node)
+    local = max(1, cluster.gpus_per_node // stride)
+    inside = (local - 1) * (n_bytes / size / near.bandwidth + near.latency)
+    return max(inside, (size - local) * (n_bytes / size / far.bandwidth + far.latency))
+
+
+@lru_cache(maxsize=1024)
 def neighbour_route(cluster, efficiencies, stride):
     """Return the Route from a rank to the one that is `stride` further: a pipeline's."""
     inside = stride < cluster.gpus_per_node or cluster.inter_node is None

@@ -315,6 +315,7 @@ def _cuts(ranks, ep):
     return ((0, 1), *((zero, r) for zero in (1, 2, 3) for r in replicas))
 
 
+@cache
 def _divisors(n):
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]

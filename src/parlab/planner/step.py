@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 from parlab.memory.layer import maker
 from parlab.planner.layer import layer_time, matmul_seconds
-from parlab.planner.network import gather_seconds, neighbour_route, route
+from parlab.planner.network import (
+    all_to_all_seconds,
+    gather_seconds,
+    hop_route,
+    neighbour_route,
+    route,
+)
 
 LOGIT_BYTES = 22  # passes over the logits: 16 bits written, then read and written in fp32
 LOSS_KERNELS = 6
@@ -95,16 +101,15 @@ def block(job, tp, cp, ep, micro_batch, recompute, sequence_parallel):
         both = 2 * gather_seconds(route(cluster, e, tp, 1), tp, message)
         tensor = 2 * both
     if cp > 1:
-        wire = route(cluster, e, cp, tp)
+        wire = hop_route(cluster, e, cp, tp)
         hop = 4 * t * (config.kv_heads // tp) * config.head_size / wire.bandwidth + wire.latency
         context = _in_ring((cp - 1) * hop, layer.forward.attention, e) * (1 + again)
         # Keys and values again, and their gradients.
         context += _in_ring(2 * (cp - 1) * hop, layer.backward.attention, e)
         context += (3 + again) * (cp - 1) * e.launch  # of kernels for a block each
     if ep > 1:
-        wire = route(cluster, e, ep, tp * cp)
         sent = 2 * t // cut * config.active_experts * h
-        expert = 2 * (sent * (ep - 1) / ep / wire.bandwidth + (ep - 1) * wire.latency)
+        expert = 2 * all_to_all_seconds(cluster, e, ep, tp, sent)
     forward = sum(layer.forward) + tensor + expert
     backward = sum(layer.backward) + sum(layer.recompute) + (1 + again) * (tensor + expert)
     tables = 3 * matmul_seconds(card, t, config.vocab // tp, h)
