@@ -15,6 +15,7 @@ CORE = [
     "parlab.published",
     "parlab.fit",
     "parlab.models",
+    "parlab.config_file",
     "parlab.buckets",
     "parlab.memory.states",
     "parlab.memory.traffic",
@@ -27,10 +28,19 @@ CORE = [
     "parlab.pipeline.layers",
     "parlab.memory.step",
     "parlab.tensor_traffic",
+    "parlab.expert_traffic",
+    "parlab.context_traffic",
+    "parlab.context_work",
     "parlab.collectives.schedules",
     "parlab.collectives.cost",
+    "parlab.mesh",
+    "parlab.planner.layout",
+    "parlab.planner.estimate",
+    "parlab.planner.search",
+    "parlab.planner.reasons",
     "parlab.svg",
     "parlab.panels",
+    "parlab.cli.main",
     "parlab.whatif",  # not of the core, but it asks for widgets only when it shows one
 ]
 

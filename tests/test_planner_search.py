@@ -143,6 +143,17 @@ def test_70b_does_not_fit_on_eight_80_gb_cards_at_all():
     assert said.startswith("Needs ") and "no single change makes it fit" in said
 
 
+def test_a_layout_outside_the_space_may_fit_where_none_of_the_search_does():
+    found = pl.search(pl.model("llama-2-70b"), HGX, 4096, 8, most_tp=1, most_cp=1)
+    assert found.best is None
+    roomy = replace(HGX, gpu=replace(HGX.gpu, usable_bytes=10**12, name="roomy"))
+    whole = pl.search(pl.model("llama-2-70b"), roomy, 4096, 8)
+    whole.best = None
+    assert whole.why_not(pl.Layout(dp=8, zero=3)) == (
+        "It fits, though no layout that was searched does."
+    )
+
+
 @pytest.fixture(scope="module")
 def found():
     config = replace(pl.model("llama-3-70b"), kv_heads=64)

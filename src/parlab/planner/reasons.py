@@ -17,6 +17,8 @@ def why_not(job, layout, recipe, memory_options, best):
     made = estimate_layout(job, layout, recipe, memory_options)
     if not made.fits:
         return _does_not_fit(made, recipe, memory_options)
+    if best is None:
+        return "It fits, though no layout that was searched does."
     if made.seconds <= best.seconds:
         return "It is the best, or as fast."
     worse = made.seconds / best.seconds - 1

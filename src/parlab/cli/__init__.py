@@ -1,0 +1,1 @@
+"""The command `parlab`: the same answers in a terminal, as tables or as JSON."""
