@@ -10,6 +10,7 @@ from tools.setup_cell import ROOT
 CORE = [
     "parlab",
     "parlab.table",
+    "parlab.totals",
     "parlab.units",
     "parlab.hardware",
     "parlab.published",

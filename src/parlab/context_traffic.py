@@ -7,6 +7,7 @@ their size, t the ranks of tensor parallelism. All bytes are per GPU, layer and 
 from typing import NamedTuple
 
 from parlab.hardware import Link
+from parlab.totals import total
 from parlab.units import require_bool, require_choice, require_int
 
 ALGORITHMS = ("ring", "all_gather", "ulysses")
@@ -37,15 +38,8 @@ class ContextTraffic(NamedTuple):
 
     items: tuple
 
-    @property
-    def count(self):
-        """Messages that each rank sends, one after the other."""
-        return sum(item.count for item in self.items)
-
-    @property
-    def bytes_per_rank(self):
-        """Bytes that each rank sends."""
-        return sum(item.bytes_per_rank for item in self.items)
+    count = total("count", "Messages that each rank sends, one after the other.")
+    bytes_per_rank = total("bytes_per_rank", "Bytes that each rank sends.")
 
     @property
     def latency_s(self):

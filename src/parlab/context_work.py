@@ -16,6 +16,7 @@ from parlab.context_traffic import (
     require_link,
 )
 from parlab.tensor_traffic import compute_seconds
+from parlab.totals import total
 from parlab.units import require_bool, require_int
 
 # FLOP a pair, per feature of a head: 2 for each product. Forward has the scores and the weighted
@@ -122,20 +123,9 @@ class RingTime(NamedTuple):
 
     phases: tuple
 
-    @property
-    def compute_s(self):
-        """Seconds of compute."""
-        return sum(phase.compute_s for phase in self.phases)
-
-    @property
-    def transfer_s(self):
-        """Seconds of transfer, hidden or not."""
-        return sum(phase.transfer_s for phase in self.phases)
-
-    @property
-    def exposed_s(self):
-        """Seconds of transfer that nothing hides."""
-        return sum(phase.exposed_s for phase in self.phases)
+    compute_s = total("compute_s", "Seconds of compute.", of="phases")
+    transfer_s = total("transfer_s", "Seconds of transfer, hidden or not.", of="phases")
+    exposed_s = total("exposed_s", "Seconds of transfer that nothing hides.", of="phases")
 
     @property
     def seconds(self):

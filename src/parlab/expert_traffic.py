@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from parlab.hardware import Link
 from parlab.models import ModelConfig
+from parlab.totals import total
 from parlab.units import require_bool, require_int, require_number
 
 MOST_EXPERTS = 4096  # for numbers of sets of experts, whose digits grow with them
@@ -43,20 +44,9 @@ class ExpertTraffic(NamedTuple):
     link: Link | None = None
     network: Link | None = None
 
-    @property
-    def count(self):
-        """Number of collectives."""
-        return sum(item.count for item in self.items)
-
-    @property
-    def bytes_per_rank(self):
-        """Bytes that the busiest rank sends or receives."""
-        return sum(item.bytes_per_rank for item in self.items)
-
-    @property
-    def network_bytes(self):
-        """The part of them that goes to other nodes."""
-        return sum(item.network_bytes for item in self.items)
+    count = total("count", "Number of collectives.")
+    bytes_per_rank = total("bytes_per_rank", "Bytes that the busiest rank sends or receives.")
+    network_bytes = total("network_bytes", "The part of them that goes to other nodes.")
 
     @property
     def latency_s(self):

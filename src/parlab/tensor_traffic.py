@@ -7,6 +7,7 @@ cut, L the layers. All is per micro-batch and per GPU, and priced as a ring on o
 from dataclasses import dataclass
 
 from parlab.collectives.cost import all_reduce_cost
+from parlab.totals import total
 from parlab.units import require_int, require_number
 
 # A ring's reduce-scatter and its all-gather are its two halves (collectives.schedules).
@@ -43,25 +44,10 @@ class TensorTraffic:
 
     items: tuple[Item, ...]
 
-    @property
-    def count(self):
-        """Number of collectives."""
-        return sum(item.count for item in self.items)
-
-    @property
-    def bytes_per_rank(self):
-        """Bytes that each rank sends."""
-        return sum(item.bytes_per_rank for item in self.items)
-
-    @property
-    def latency_s(self):
-        """Seconds of latency."""
-        return sum(item.latency_s for item in self.items)
-
-    @property
-    def transfer_s(self):
-        """Seconds of transfer."""
-        return sum(item.transfer_s for item in self.items)
+    count = total("count", "Number of collectives.")
+    bytes_per_rank = total("bytes_per_rank", "Bytes that each rank sends.")
+    latency_s = total("latency_s", "Seconds of latency.")
+    transfer_s = total("transfer_s", "Seconds of transfer.")
 
     @property
     def seconds(self):

@@ -17,6 +17,7 @@ class Route(NamedTuple):
     crosses: bool  # leaves the node
 
 
+@lru_cache(maxsize=1024)
 def route(cluster, efficiencies, size, stride):
     """Return the Route of the groups of `size` ranks that lie `stride` apart.
 
