@@ -29,6 +29,10 @@ from parlab.units import require_bool, require_choice, require_int, require_numb
 
 MOMENTS = ("after the step", "loss", "backward", "optimizer")
 LOSSES = ("torch", "megatron", "fused")
+# What the CUDA context takes when kernels are loaded at their first use (about 300 MB; all at once
+# took more than 1000 MB): https://github.com/pytorch/pytorch/issues/107667. NCCL's buffers come
+# on top.
+CUDA_CONTEXT_BYTES = 300_000_000
 _ADAM_IN_FP32 = ("mixed-precision", "autocast", "fp32-gradients", "fp16-main-gradients")
 
 
@@ -144,8 +148,8 @@ def training_memory(
     reserved: True adds, under stage 3, what the caching allocator keeps for FSDP2's own streams,
         since no other stream may use it: buffers of gathers, and sharded gradients even when freed.
     fragmentation: reserved minus allocated, as a fraction of the allocated bytes.
-    context_bytes: of CUDA itself: Hugging Face's "Model training anatomy" saw 1343 MB; torch's
-        gauges leave it out.
+    context_bytes: of CUDA itself, which torch's gauges leave out: about CUDA_CONTEXT_BYTES; with
+        all kernels loaded at once more (Hugging Face's "Model training anatomy": 1343 MB).
     Raises ValueError or TypeError for what is not allowed or does not divide.
 
     >>> from parlab.models import model

@@ -15,15 +15,11 @@ from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-from parlab.memory.step import training_memory
+from parlab.memory.step import CUDA_CONTEXT_BYTES, training_memory
 from parlab.panels.sheet import MODELS, RECOMPUTE
 
 GPUS = tuple(2**k for k in range(11))
 MICRO_BATCHES, DEGREES, STAGES = (1, 2, 4, 8, 16), (1, 2, 4, 8), (0, 1, 2, 3)
-# What the CUDA context takes when kernels are loaded at their first use (about 300 MB; all at once
-# took more than 1000 MB): https://github.com/pytorch/pytorch/issues/107667. NCCL's buffers come
-# on top.
-CONTEXT = 300_000_000
 
 
 class Setting(NamedTuple):
@@ -49,7 +45,7 @@ class Setting(NamedTuple):
             tp=self.tp,
             sequence_parallel=self.tp > 1,
             recompute=self.recompute,
-            context_bytes=CONTEXT,
+            context_bytes=CUDA_CONTEXT_BYTES,
         )
 
 

@@ -7,7 +7,7 @@ from parlab.hardware import Cluster
 from parlab.memory.layer import ask, maker
 from parlab.memory.rank import rank_params
 from parlab.memory.states import BYTE_RECIPES
-from parlab.memory.step import TrainingMemory, training_memory
+from parlab.memory.step import CUDA_CONTEXT_BYTES, TrainingMemory, training_memory
 from parlab.models import ModelConfig
 from parlab.planner.efficiencies import FITTED, Efficiencies
 from parlab.planner.layer import card_of
@@ -16,7 +16,6 @@ from parlab.planner.simulated import simulated_seconds
 from parlab.planner.step import Job, StepTime, block, step_time
 from parlab.units import require_bool, require_choice, require_int, require_number
 
-CUDA_CONTEXT_BYTES = 300e6  # PyTorch issue 107667; other versions and cards take up to 1.3 GB
 MOST_TOKENS = 10**9
 
 

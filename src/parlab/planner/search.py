@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from parlab.memory.layer import ask, layer_step
 from parlab.memory.rank import rank_params, rank_states
+from parlab.memory.step import CUDA_CONTEXT_BYTES
 from parlab.planner.efficiencies import FITTED
-from parlab.planner.estimate import CUDA_CONTEXT_BYTES, estimate_layout, layout_memory, make_job
+from parlab.planner.estimate import estimate_layout, layout_memory, make_job
 from parlab.planner.layout import MOST_RANKS, Layout
 from parlab.planner.reasons import why_not
 from parlab.planner.step import block, data_parallel_seconds, pipeline_seconds
