@@ -12,7 +12,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 SITE_SOURCES := $(NOTEBOOKS) $(wildcard book/*.md book/*.yml book/*.bib book/_static/*.*) \
 	tools/book.py tools/site.py package-lock.json $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: help serve book test exercises lint notebooks bench repository clean
+.PHONY: help serve book test exercises lint notebooks colab bench repository clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -34,6 +34,9 @@ lint: $(VENV)/test.stamp ## Check the style of code and notebooks
 
 notebooks: $(VENV)/test.stamp ## Run every notebook again and store its outputs in one normal form
 	$(BIN)/python -m tools.notebooks $(NOTEBOOKS)
+
+colab: $(VENV)/test.stamp ## Run every notebook as on Colab: its versions, an empty folder, a wheel
+	$(BIN)/python -m tools.colab
 
 bench: $(VENV)/test.stamp ## Print the speed beside the alternatives, as ratios
 	for script in benchmarks/bench_*.py; do $(BIN)/python "$$script" || exit 1; done

@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 
 import parlab as pl
-from parlab.memory.step import training_memory
-from parlab.panels import PANELS, cheapest_change, sheet
+from parlab.memory.step import CUDA_CONTEXT_BYTES, training_memory
+from parlab.panels import PANELS, sheet
 
 SVG = "{http://www.w3.org/2000/svg}"
 OURS = [PANELS[name] for name in ("zero_ladder", "recompute_bytes", "does_it_fit")]
@@ -364,7 +364,7 @@ def peak(setting):
         tp=setting["tp"],
         sequence_parallel=setting["tp"] > 1,
         recompute=setting["recompute"],
-        context_bytes=cheapest_change.CONTEXT,
+        context_bytes=CUDA_CONTEXT_BYTES,
     ).peak
 
 

@@ -4,7 +4,10 @@ import re
 
 import nbformat
 import pytest
+import yaml
 
+from tools.book import toc_documents
+from tools.colab import RUNTIME
 from tools.notebooks import as_text, normalise
 from tools.setup_cell import ROOT, repository_url, setup_cell
 
@@ -72,3 +75,17 @@ def test_nothing_is_left_of_the_machine_or_of_a_draft(path):
     text = nbformat.writes(notebook)
     assert LEFTOVERS.findall(text) == []
     assert str(ROOT) not in text
+
+
+def test_the_first_lines_say_which_runtime_of_colab_it_needs(path):
+    first = nbformat.read(path, as_version=4).cells[0]
+    assert first.cell_type == "markdown"
+    assert RUNTIME.search(first.source), "**You need** a CPU (or a GPU). On Colab, ... runtime ..."
+
+
+def test_it_has_a_page_and_with_it_the_button_that_opens_it_on_colab(path):
+    toc = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text(encoding="utf-8"))
+    assert f"notebooks/{path.stem}" in toc_documents(toc)
+    config = yaml.safe_load((ROOT / "book" / "_config.yml").read_text(encoding="utf-8"))
+    assert config["launch_buttons"]["colab_url"] == "https://colab.research.google.com"
+    assert config["repository"]["path_to_book"] == ""  # the button's address starts at the root
