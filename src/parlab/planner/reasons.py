@@ -72,8 +72,13 @@ def _does_not_fit(made, recipe, memory_options):
         for words, other in _changes(made)
         if _peak(made, other, recipe, memory_options) <= usable
     ]
-    hint = f"{' or '.join(fitting)} would fit" if fitting else "no single change makes it fit"
+    hint = f"{_either(fitting)} would fit" if fitting else "no single change makes it fit"
     return f"Needs {format_bytes(made.peak_bytes)}, the card has {format_bytes(usable)}: {hint}."
+
+
+def _either(words):
+    """Join words as people do: "a, b or c"."""
+    return " or ".join([part for part in (", ".join(words[:-1]), words[-1]) if part])
 
 
 def _changes(made):
