@@ -5,6 +5,7 @@ from datetime import date
 
 import pytest
 
+from parlab import accuracy
 from parlab.published import Published, all_reduce_times, published_ids, published_table
 
 
@@ -51,6 +52,10 @@ def test_column_holds_one_kind_of_value_and_no_row_repeats(table_id):
         ("model-states-7b", 4),
         ("ptd-p-against-zero-3", 4),
         ("llama-3-405b-mfu", 1),
+        ("mpt-h100-80", 52),
+        ("mpt-a100-80", 60),
+        ("mpt-a100-40", 78),
+        ("torchtitan-a100", 6),
     ],
 )
 def test_table_is_complete(table_id, n_rows):
@@ -58,7 +63,7 @@ def test_table_is_complete(table_id, n_rows):
 
 
 def test_no_table_escapes_the_count_above():
-    assert len(published_ids()) == 19
+    assert len(published_ids()) == 23
 
 
 @pytest.mark.parametrize(
@@ -168,6 +173,32 @@ def test_message_sizes_double_from_32_kib_to_16_gib(table_id):
 def test_times_agree_with_the_algorithm_bandwidth_of_the_source(gpu_name, row, algorithm_gb_per_s):
     size_bytes, seconds = all_reduce_times(gpu_name)[row]
     assert size_bytes / seconds / 1e9 == pytest.approx(algorithm_gb_per_s, abs=0.006, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "mfu_percent", "peak"),
+    [
+        # The MFU that the source prints beside the throughput kept here.
+        ("mpt-h100-80", {"model": "7b", "sequence": 2048, "n_gpus": 8}, 46.44, 989.5e12),
+        ("mpt-h100-80", {"model": "1b", "sequence": 65536, "n_gpus": 8}, 26.34, 989.5e12),
+        ("mpt-h100-80", {"model": "70b", "sequence": 2048, "n_gpus": 64}, 42.57, 989.5e12),
+        ("mpt-a100-80", {"model": "125m", "sequence": 512, "n_gpus": 8}, 42.56, 312e12),
+        ("mpt-a100-80", {"model": "30b", "sequence": 8192, "n_gpus": 8}, 39.38, 312e12),
+        ("mpt-a100-40", {"model": "13b", "sequence": 2048, "n_gpus": 128}, 51.93, 312e12),
+        ("mpt-a100-40", {"model": "350m", "sequence": 16384, "n_gpus": 8}, 51.78, 312e12),
+    ],
+)
+def test_mpt_throughput_agrees_with_the_utilisation_of_the_source(table, row, mfu_percent, peak):
+    (found,) = [r for r in published_table(table).rows if row.items() <= r.items()]
+    config = next(
+        run.arguments[0]
+        for run in accuracy.runs(table)
+        if run.name == f"{row['model']}, s {row['sequence']}, {row['n_gpus']} GPUs"
+    )
+    # Its README: 3 x (2 n_params + 4 layers x d_model x sequence) FLOP a token.
+    flop = 6 * config.n_params + 12 * config.layers * config.hidden * row["sequence"]
+    ours = 100 * flop * found["tokens_per_s_per_gpu"] / peak
+    assert ours == pytest.approx(mfu_percent, rel=2e-3)
 
 
 def test_in_switch_reduction_beats_the_one_way_link():
