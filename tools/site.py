@@ -19,6 +19,7 @@ PYODIDE = (
     "pyodide-lock.json",
     "python_stdlib.zip",
 )
+NOT_BEHIND_PANELS = ("accuracy", "cli", "distributed", "exercises", "ledger")
 MATHJAX = ("tex-mml-chtml.js", "output/chtml/fonts/woff-v2")
 
 
@@ -34,11 +35,12 @@ def copy(source: Path, target: Path) -> None:
 
 
 def zip_package(target: Path) -> None:
-    """Zip src/parlab with fixed times, so that equal sources give equal bytes."""
+    """Zip what panels may need of src/parlab, with fixed times: equal sources give equal bytes."""
     package = ROOT / "src" / "parlab"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(package.rglob("*")):
-            if path.suffix in (".py", ".toml"):
+            part = path.relative_to(package).parts[0]
+            if path.suffix in (".py", ".toml") and part not in NOT_BEHIND_PANELS:
                 entry = zipfile.ZipInfo(path.relative_to(package.parent).as_posix())
                 archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 

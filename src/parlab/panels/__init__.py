@@ -4,44 +4,46 @@
 """
 
 import json
+from collections.abc import Mapping
+from importlib import import_module
 
-from parlab.panels import (
-    all_reduce_time,
-    bytes_per_rank,
-    choose_layout,
-    ddp_overlap,
-    does_it_fit,
-    expert_cost,
-    mesh,
-    pipeline_schedule,
-    recompute_bytes,
-    ring_stepper,
-    tensor_parallel_cost,
-    unequal_shards,
-    zero_ladder,
-)
 from parlab.panels.panel import Panel, Picture, Pointed, Slider
 
 __all__ = ["PANELS", "Panel", "Picture", "Pointed", "Slider", "answer"]
 
-PANELS = {
-    module.PANEL.name: module.PANEL
-    for module in (
-        ring_stepper,
-        all_reduce_time,
-        bytes_per_rank,
-        unequal_shards,
-        ddp_overlap,
-        tensor_parallel_cost,
-        zero_ladder,
-        recompute_bytes,
-        does_it_fit,
-        pipeline_schedule,
-        expert_cost,
-        mesh,
-        choose_layout,
-    )
-}
+NAMES = (  # of the panels and of their modules
+    "ring_stepper",
+    "all_reduce_time",
+    "bytes_per_rank",
+    "unequal_shards",
+    "ddp_overlap",
+    "tensor_parallel_cost",
+    "zero_ladder",
+    "recompute_bytes",
+    "does_it_fit",
+    "pipeline_schedule",
+    "expert_cost",
+    "mesh",
+    "choose_layout",
+)
+
+
+class _Panels(Mapping):
+    """{name: Panel}, each loaded when it is asked for: a page has few of them, and waits."""
+
+    def __getitem__(self, name):
+        if name not in NAMES:
+            raise KeyError(name)
+        return import_module(f"{__name__}.{name}").PANEL
+
+    def __iter__(self):
+        return iter(NAMES)
+
+    def __len__(self):
+        return len(NAMES)
+
+
+PANELS = _Panels()
 
 
 def answer(question: str) -> str:
