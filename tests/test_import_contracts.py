@@ -39,6 +39,8 @@ CORE = [
     "parlab.planner.estimate",
     "parlab.planner.search",
     "parlab.planner.reasons",
+    "parlab.gpu_prediction.rows",
+    "parlab.measurements",
     "parlab.svg",
     "parlab.panels",
     "parlab.cli.main",

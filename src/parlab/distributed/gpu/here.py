@@ -1,0 +1,15 @@
+"""Whether this machine has a card, for notebook cells that measure on one."""
+
+import torch
+
+
+def card_here():
+    """Return "cuda" where a card can be used; else say so in a line, and return None.
+
+    >>> if card := card_here():
+    ...     print("measure on", card)  # doctest: +SKIP
+    """
+    if torch.cuda.is_available():
+        return "cuda"
+    print("No GPU here: this cell measures on a card where there is one.")
+    return None

@@ -1,0 +1,261 @@
+"""Recorded measurements of cards: files with provenance, whose predictions are computed anew.
+
+`python -m parlab.distributed.gpu` writes them. A file is refused if anything is missing, changed or
+stale: what it says was predicted must be what today's model predicts from its configuration.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from parlab.gpu_prediction.rows import PARTS, predicted_rows
+from parlab.table import print_table
+from parlab.units import format_bytes, format_rate, format_seconds
+
+SCHEMA = 1
+TEXTS = ("command", "commit", "parlab", "utc", "device", "card", "driver", "cuda", "torch", "numpy")
+TEXTS += ("python", "system")
+NUMBERS = ("schema", "card_bytes", "free_bytes")
+RECORDS = ("configurations", "skipped", "texts")
+FIELDS = (*NUMBERS, *TEXTS, *RECORDS, "rows")
+UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+COMMIT = re.compile(r"unknown|[0-9a-f]{40}(-dirty)?")
+# Predictions are sums and quotients of whole numbers, the same on every machine but for rounding.
+SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item of one part; predicted is None where nothing was, and the row only measures."""
+
+    part: str
+    item: str
+    unit: str
+    predicted: float | None
+    measured: float
+
+    @property
+    def error(self):
+        """(predicted - measured) / measured; None without a prediction, or where either is 0.
+
+        >>> Row("training", "peak", "bytes", 95, 100).error
+        -0.05
+        """
+        if not self.predicted or not self.measured:
+            return None
+        return (self.predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One recorded run of the measuring program.
+
+    card, card_bytes, free_bytes: the card's name, its bytes, and those that were free at the start.
+    configurations: {part: what it was run with}. skipped: {part: why}. texts: {part: {name: text}}.
+    rows: every item, predicted and measured. command, commit, utc and the versions say how, from
+    what and when.
+    """
+
+    schema: int
+    command: str
+    commit: str
+    parlab: str
+    utc: str
+    device: str
+    card: str
+    card_bytes: int
+    free_bytes: int
+    driver: str
+    cuda: str
+    torch: str
+    numpy: str
+    python: str
+    system: str
+    configurations: dict
+    rows: tuple[Row, ...]
+    skipped: dict
+    texts: dict
+
+    def part(self, name):
+        """The rows of one part, in their order; none if it was skipped."""
+        return tuple(row for row in self.rows if row.part == name)
+
+    def value(self, part, item):
+        """What was measured for one item.
+
+        Raises ValueError for one that is not there.
+        """
+        for row in self.part(part):
+            if row.item == item:
+                return row.measured
+        raise ValueError(f"item must be one of part {part!r}, got {item!r}")
+
+    @property
+    def mean_peak_error(self):
+        """The mean size of the errors of all predicted peaks; None if no peak was measured."""
+        errors = [row.error for row in self.rows if "peak" in row.item.split(", ")]
+        errors = [abs(error) for error in errors if error is not None]
+        return math.fsum(errors) / len(errors) if errors else None
+
+    def show(self, *parts):
+        """Print the rows of some parts, or of all, as a table with what it was measured on."""
+        print(f"{self.card}, {self.utc}, torch {self.torch}, CUDA {self.cuda}")
+        show_rows([row for row in self.rows if not parts or row.part in parts])
+
+
+def show_rows(rows):
+    """Print Rows as a table: item, predicted, measured, error."""
+    lines = []
+    for row in rows:
+        error = "" if row.error is None else f"{row.error:+.2%}"
+        predicted = "" if row.predicted is None else _write(row.unit, row.predicted)
+        lines.append((row.part, row.item, predicted, _write(row.unit, row.measured), error))
+    print_table(("part", "item", "predicted", "measured", "error"), lines)
+
+
+def read(data, *, where="the file", dry_run=False):
+    """Check a measurement, as a dict or JSON text, and return it as a `Measurement`.
+
+    where: what messages call it. dry_run: True takes the file of a dry run, which is no
+    measurement of a card.
+    Raises ValueError that names the field for whatever is missing, unknown, changed or stale.
+    """
+    record = _loaded(data, where)
+    _require(isinstance(record, dict), where, "", "must be a JSON object")
+    for name in FIELDS:
+        _require(name in record, where, name, "is missing")
+    for name in record:
+        _require(name in FIELDS, where, name, f"is unknown: there are {', '.join(FIELDS)}")
+    for name in TEXTS:
+        good = isinstance(record[name], str) and record[name].strip()
+        _require(good, where, name, f"must be text, got {record[name]!r}")
+    for name in NUMBERS:
+        good = type(record[name]) is int and record[name] > 0
+        _require(good, where, name, f"must be an int above 0, got {record[name]!r}")
+    for name in RECORDS:
+        _require(isinstance(record[name], dict), where, name, "must be an object")
+    _require(record["schema"] == SCHEMA, where, "schema", f"must be {SCHEMA}: record it anew")
+    _require(UTC.fullmatch(record["utc"]), where, "utc", "must be like 2026-01-31T12:00:00Z")
+    _require(COMMIT.fullmatch(record["commit"]), where, "commit", "must be a commit or 'unknown'")
+    devices = ("cuda", "cpu") if dry_run else ("cuda",)
+    why = f"must be cuda, got {record['device']!r}: a dry run is no measurement of a card"
+    _require(record["device"] in devices, where, "device", why)
+    _check_parts(record, where)
+    rows = _checked_rows(record, where)
+    return Measurement(**{**record, "rows": rows})
+
+
+def measurements(folder=None):
+    """Return all recorded measurements, oldest first.
+
+    folder: None is "measurements" here, or one folder up, where a notebook finds it.
+    Raises ValueError, with the file's name, for one that is refused.
+    """
+    folder = _folder() if folder is None else Path(folder)
+    if folder is None:
+        return []
+    found = [
+        read(path.read_text(encoding="utf-8"), where=path.name)
+        for path in sorted(folder.glob("*.json"))
+    ]
+    return sorted(found, key=lambda measurement: measurement.utc)
+
+
+def newest(card=None, folder=None):
+    """Return the newest measurement, of cards whose name contains `card`; None if there is none.
+
+    >>> newest("no such card") is None
+    True
+    """
+    wanted = "" if card is None else card.lower()
+    found = [each for each in measurements(folder) if wanted in each.card.lower()]
+    return found[-1] if found else None
+
+
+def _folder():
+    places = (Path("measurements"), Path("..") / "measurements")
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _loaded(data, where):
+    if not isinstance(data, str):
+        return data
+    try:
+        return json.loads(data)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: is no JSON: {error}") from None
+
+
+def _check_parts(record, where):
+    for part in PARTS:
+        times = (part in record["configurations"]) + (part in record["skipped"])
+        why = f"must have part {part!r} there or in skipped, and not in both"
+        _require(times == 1, where, "configurations", why)
+    for name in RECORDS:
+        for part in record[name]:
+            _require(part in PARTS, where, name, f"has an unknown part {part!r}")
+    for part, reason in record["skipped"].items():
+        good = isinstance(reason, str) and reason.strip()
+        _require(good, where, "skipped", f"must give a reason for {part!r}")
+
+
+def _checked_rows(record, where):
+    good = isinstance(record["rows"], list) and record["rows"]
+    _require(good, where, "rows", "must be a list, and not an empty one")
+    rows = []
+    for number, row in enumerate(record["rows"]):
+        fields = tuple(Row.__dataclass_fields__)
+        good = isinstance(row, dict) and set(row) == set(fields)
+        _require(good, where, f"rows[{number}]", f"must have {', '.join(fields)}, got {row!r:.80}")
+        name = f"rows[{number}] ({row['part']}, {row['item']})"
+        measured = row["measured"]
+        good = type(measured) in (int, float) and math.isfinite(measured)
+        _require(good, where, name, f"must have a measured number, got {measured!r}")
+        rows.append(Row(**row))
+    for part, configuration in record["configurations"].items():
+        _compare(part, configuration, [row for row in rows if row.part == part], where)
+    for row in rows:
+        why = f"belongs to part {row.part!r}, which has no configuration"
+        _require(row.part in record["configurations"], where, row.item, why)
+    return tuple(rows)
+
+
+def _compare(part, configuration, rows, where):
+    """The rows of a part must be those that today's model predicts, with these predictions."""
+    try:
+        today = predicted_rows(part, configuration)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: configurations of {part!r}: {error}") from None
+    named = {row.item: row for row in rows}
+    _require(len(named) == len(rows), where, part, "has an item twice")
+    for item in today:
+        _require(item in named, where, part, f"has no row {item!r}")
+    for item, row in named.items():
+        _require(item in today, where, part, f"has a row {item!r} that nothing predicts")
+        unit, value = today[item]
+        _require(row.unit == unit, where, f"{part}, {item}", f"must be in {unit}, got {row.unit}")
+        why = f"is stale: it says {row.predicted}, today's model predicts {value}: record it anew"
+        _require(_same(row.predicted, value), where, f"{part}, {item}", why)
+
+
+def _same(old, new):
+    if old is None or new is None:
+        return old is new
+    good = type(old) in (int, float)
+    return good and math.isclose(old, new, rel_tol=SAME)
+
+
+def _require(good, where, field, why):
+    if not good:
+        raise ValueError(f"{where}: {field} {why}" if field else f"{where} {why}")
+
+
+def _write(unit, value):
+    writers = {"bytes": format_bytes, "s": format_seconds, "bytes/s": format_rate}
+    if unit == "yes or no":
+        return "yes" if value else "no"
+    if unit in writers:
+        return writers[unit](value)
+    return f"{value:.4g}" if unit in ("ratio", "absolute") else f"{value:.4g} {unit}"
