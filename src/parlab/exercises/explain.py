@@ -181,6 +181,54 @@ def _layout():
     )
 
 
+def _one_gpu():
+    gpt2 = pl.model("gpt2")
+    plain, full = (
+        pl.autocast_memory(gpt2, 4, sequence=1024, recompute=how) for how in ("none", "full")
+    )
+    logits = sum(item.bytes[2] for item in plain.items if "logits" in item.name)
+    return (
+        "First what lasts: under AdamW and autocast 4 bytes of weights, 4 of gradients and 8 of "
+        f"moments a parameter, {plain.after_step / 1e9:.2f} GB for GPT-2 124M. Then what a step "
+        "adds, and when: activations of every layer, some 40 sbh in eager PyTorch; the logits, "
+        "with 12 bytes each in the loss's backward; 16-bit casts; the optimizer's temporaries. "
+        "Moments differ, so add up each, and take the fullest. With 4 sequences of 1024 it is the "
+        f"loss's backward: {plain.peak / 1e9:.2f} GB, {logits / plain.peak:.0%} of it logits.\n\n"
+        "Then measure: a warm-up step, reset_peak_memory_stats, one step, max_memory_allocated. "
+        "The same steps on fake tensors show every byte without a card; a card adds rounding and "
+        "workspaces. A sweep over tokens gives a line: the intercept is states and casts, the "
+        "slope is activations.\n\n"
+        f"Checkpointing moves the layers' row to a tenth and the peak to {full.peak / 1e9:.2f} GB; "
+        "the logits stay. Half a billion parameters have 7.9 GB of states: on 8 GB shrink those, "
+        "with 8-bit moments or LoRA."
+    )
+
+
+def _one_card_fsdp():
+    gpt2 = pl.model("gpt2")
+    size = {"micro_batch": 4, "sequence": 1024}
+    plain, sharded = pl.autocast_memory(gpt2, **size), pl.fsdp_memory(gpt2, **size)
+    away = pl.fsdp_memory(gpt2, **size, offload=True)
+    more = (sharded.peak - plain.peak) / 1e6
+    cost = pl.offload_seconds(gpt2, 15.75e9, 15.75e9, 2e8)
+    return (
+        "With one rank a shard is the whole weight, so between steps the memory is the plain "
+        "model's, 16 bytes a parameter. At the peak it is more: each unit computes with a gathered "
+        "copy, and the root's copy stays from forward to the end of backward, "
+        f"{more:.0f} MB for GPT-2 124M. So ask of any figure whether it is from between the steps "
+        "or from the peak.\n\n"
+        "CPUOffloadPolicy moves weights, gradients and moments to the host. The peak falls by 12 "
+        f"bytes a parameter, from {sharded.peak / 1e9:.2f} to {away.peak / 1e9:.2f} GB: gradients "
+        "are not there at that moment, activations and logits stay. The price is time: weights go "
+        "up twice, gradients come down, and the host runs AdamW. Over PCIe 3.0 and at 200 million "
+        f"parameters a second that is {1e3 * cost.optimizer:.0f} ms that cannot hide and "
+        f"{1e3 * (cost.total - cost.optimizer):.0f} ms that may. It is the same for any batch, so "
+        "a large batch pays for it best.\n\n"
+        "On N cards the states are 16 Psi/N; check them, the layers cut over cards and the link's "
+        "speed with torchrun before you trust a plan."
+    )
+
+
 PROMPTS = (
     Prompt(1, "Why is the ring all-reduce bandwidth-optimal, and why 2 (N-1) steps?", _ring),
     Prompt(
@@ -210,4 +258,11 @@ PROMPTS = (
         _experts,
     ),
     Prompt(9, "Size a 70B run on 512 GPUs: how do you choose its layout?", _layout),
+    Prompt(
+        10,
+        "Predict the memory of a training step on one GPU: what do you add up, and how do you "
+        "check it?",
+        _one_gpu,
+    ),
+    Prompt(11, "What does FSDP do on a single GPU, and what does offloading cost?", _one_card_fsdp),
 )

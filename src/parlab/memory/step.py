@@ -131,7 +131,8 @@ def training_memory(
 
     config: a ModelConfig. micro_batch: b. sequence: s. n_gpus: N, data-parallel ranks, over which
         `stage` of ZeRO shards; N t p GPUs in all. recipe: a name in BYTE_RECIPES; those with fp32
-        weights run under autocast, which keeps its 16-bit casts until backward has used them.
+        weights run under autocast, which keeps its 16-bit casts until backward has used them. Not
+        compiled, torch.autocast keeps more of each layer: see `autocast_memory`.
     tp, sequence_parallel, pipeline, chunks, recompute, flash, dropout, expert_load: as in
         `activation_memory`. pipeline_rank: None is the fullest (the first or the last).
         expert_parallel: as in `expert_zero_memory`.
