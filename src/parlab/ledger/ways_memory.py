@@ -2,6 +2,7 @@
 
 from parlab import hardware, models
 from parlab.accuracy import memory as measured
+from parlab.gpu_prediction.training import autocast_memory
 from parlab.memory.activations import activation_memory, logits_bytes
 from parlab.memory.states import (
     BYTE_RECIPES,
@@ -133,6 +134,11 @@ def megatron_bytes(tensor, pipeline, micro_batch, gpu, moment):
 def torchtitan_peak_bytes(n_gpus, compiled):
     """As `parlab.accuracy.memory` has it."""
     return measured.torchtitan_peak_bytes(n_gpus, compiled)
+
+
+def autocast_bytes(moment):
+    """GPT-2 in eager PyTorch, 4 sequences of 1024 tokens."""
+    return autocast_memory(models.model("gpt2"), 4, sequence=1024).at(moment)
 
 
 def step_bytes_per_parameter(item, moment):
