@@ -130,7 +130,7 @@ def _fastest_of_each(front):
 def test_a_search_of_70b_on_512_gpus_considers_more_than_300000_layouts():
     found = pl.search(pl.model("llama-3-70b"), replace(HGX, n_nodes=64), 8192, 1024)
     assert found.considered >= 300_000
-    assert found.computed < found.considered / 100
+    assert found.candidates < found.considered / 100
     assert found.best.fits and found.best.mfu > 0.35
     assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(found.near_ties))
 

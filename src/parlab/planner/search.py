@@ -1,4 +1,4 @@
-"""Find the best layouts of a model on a cluster: all of them are considered, few are computed.
+"""Find the best layouts of a model on a cluster: all are considered, few are computed.
 
 Layouts that share tp, cp, ep, micro-batch, recomputation and sequence parallelism share a Block,
 and their ranks do the same work: more pipeline stages leave a rank fewer layers and, with fewer
@@ -62,15 +62,15 @@ class SearchResult:
 
     best: the Estimate of the fastest layout that fits, None if none does. near_ties: Estimates of
     all that fit and take at most 2% longer, the best first. considered: layouts that the model, the
-    batch and the cluster allow. computed: those whose time was computed; the others were bound to
-    be slower.
+    batch and the cluster allow. candidates: those that no bound on time or memory ruled out, of which
+    the peak was computed.
     """
 
     def __init__(self, job, recipe, memory_options, limits):
         self._job, self._recipe, self._memory_options = job, recipe, memory_options
         self._blocks = sorted(_blocks(job, *limits))
         self.considered = sum(_count(degrees) for degrees in self._blocks)
-        self.computed = 0
+        self.candidates = 0
         self.near_ties = self._fastest()
         self.best = self.near_ties[0] if self.near_ties else None
 
@@ -174,7 +174,7 @@ class SearchResult:
                     continue
                 for seconds, chunks, schedule in runs:
                     if not is_hopeless(seconds + more, activations + held):
-                        self.computed += 1
+                        self.candidates += 1
                         yield Candidate(
                             seconds + more,
                             activations + held,
