@@ -62,8 +62,7 @@ class SearchResult:
 
     best: the Estimate of the fastest layout that fits, None if none does. near_ties: Estimates of
     all that fit and take at most 2% longer, the best first. considered: layouts that the model, the
-    batch and the cluster allow. candidates: those that no bound on time or memory ruled out, of which
-    the peak was computed.
+    batch and the cluster allow. candidates: those that no bound on time or memory ruled out.
     """
 
     def __init__(self, job, recipe, memory_options, limits):
