@@ -22,7 +22,7 @@ serve: $(SITE) ## Set up, build the book and serve it on this machine (PORT=8000
 
 book: $(SITE) ## Set up and build the book into book/_build/html
 
-test: $(VENV)/test.stamp lint ## Set up and run every test (about 20 minutes on 2 cores)
+test: $(VENV)/test.stamp lint ## Set up and run every test (about 21 minutes on 2 cores)
 	$(BIN)/python -m pytest
 
 exercises: $(VENV)/test.stamp ## Test your solutions in exercises/student.py

@@ -123,7 +123,9 @@ def execute(notebook, wheel, environment=ENVIRONMENT):
     The state of its widgets is left in the notebook's metadata.
     """
     python = folder_of(environment, "scripts") / "python"
-    subprocess.run([python, "-m", "pip", "uninstall", "-qq", "-y", "parlab"], check=True)
+    uninstall = [python, "-m", "pip", "uninstall", "-qq", "-y", "parlab"]
+    # Where PYTHONPATH named our src, pip would find parlab there, and leave the image's alone.
+    subprocess.run(uninstall, check=True, env=variables(environment, wheel))
     kernels = KernelSpecManager(kernel_dirs=[str(environment / "kernels")])
     manager = AsyncKernelManager(kernel_name="colab", kernel_spec_manager=kernels)
     with tempfile.TemporaryDirectory() as empty:
