@@ -491,6 +491,17 @@ def test_ink_stands_out_in_both_themes(open_page, theme, chosen_by, path):
         assert part(page, panel, "svg text").evaluate(CONTRAST) >= 7
 
 
+def test_no_page_makes_a_phone_scroll_sideways(open_page, folder):
+    paths = [path for part in ("notebooks", "book") for path in (folder / part).glob("*.html")]
+    assert len(paths) > 12
+    page = open_page(viewport={"width": 360, "height": 740})
+    for path in paths:
+        page.goto(f"{page.url.rsplit('/', 2)[0]}/{path.relative_to(folder).as_posix()}")
+        page.wait_for_function("window.MathJax?.startup?.document?.state() !== 0")
+        width = page.evaluate("document.scrollingElement.scrollWidth")
+        assert width <= 360, f"{path.name}: {width}"
+
+
 @every_page
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_fits_a_phone_and_a_desk(open_page, width, path):
