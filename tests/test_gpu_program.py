@@ -40,7 +40,7 @@ FEW_WORDS = pl.ModelConfig(layers=2, hidden=64, heads=4, vocab=16, positions=64)
 def test_the_tracker_counts_what_torchs_own_tracker_counts():
     with open_gauge("cpu") as gauge:
         step = Step(gauge.device, SMALL)
-        tokens, targets = token_batch(4, 64, "cpu")
+        tokens, targets = token_batch(4, 64, SMALL.vocab, "cpu")
         step.run(tokens, targets)
         theirs = compat.memory_tracker(step.model, step.optimizer, (tokens,))
         with theirs:
@@ -430,7 +430,13 @@ def test_whoever_holds_much_of_the_card_is_spoken_of():
 def test_provenance_names_the_commit_or_says_that_it_does_not_know(monkeypatch):
     assert COMMIT.fullmatch(record.commit())
     monkeypatch.setattr(record, "_output", lambda command: None)  # no git, or not a checkout
+    monkeypatch.delenv("PARLAB_COMMIT", raising=False)
     assert record.commit() == "unknown"
+    monkeypatch.setenv("PARLAB_COMMIT", "0123456789" * 4)  # of a copy without its history
+    assert record.commit() == "0123456789" * 4
+    monkeypatch.setenv("PARLAB_COMMIT", "main")
+    with pytest.raises(ValueError, match="PARLAB_COMMIT must be a commit's 40 hex digits"):
+        record.commit()
 
 
 def test_the_package_is_there_before_torch_is():

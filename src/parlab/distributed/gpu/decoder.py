@@ -104,7 +104,7 @@ def measure_full_fine_tuning(device, config, sequence, *, card_bytes=None, steps
             with torch.device(gauge.device):
                 model = Decoder(config)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-            tokens, targets = token_batch(1, sequence, gauge.device)
+            tokens, targets = token_batch(1, sequence, config.vocab, gauge.device)
             for _ in range(steps):
                 gauge.reset_peak()
                 optimizer.zero_grad()

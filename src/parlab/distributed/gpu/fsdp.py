@@ -75,7 +75,7 @@ def measure_fsdp(
 
         # Without a scaler, also for fp16: bytes and times do not depend on the gradients' values.
         step = Step(gauge.device, config, compute=compute, shard=shard, scaled=False)
-        tokens, targets = token_batch(micro_batch, sequence, gauge.device)
+        tokens, targets = token_batch(micro_batch, sequence, config.vocab, gauge.device)
         for _ in range(steps):
             gauge.synchronise()
             start = time.perf_counter()

@@ -72,7 +72,7 @@ def _sharded_states(shape, device):
             fully_shard(unit, mesh=mesh)
 
     step = Step(device, config, compute="fp32", shard=shard)
-    step.run(*token_batch(1, min(128, config.positions), device))
+    step.run(*token_batch(1, min(128, config.positions), config.vocab, device))
     held = held_bytes(list(step.model.parameters()), step.optimizer)
     # Less AdamW's numbers of steps, 4 bytes for each parameter tensor, which are on the host.
     return held.total - 4 * sum(1 for _ in step.model.parameters())

@@ -16,7 +16,7 @@ import numpy
 import torch
 
 import parlab
-from parlab.measurements import SCHEMA
+from parlab.measurements import COMMIT, SCHEMA
 
 
 def provenance(gauge_kind, argv, free_bytes, card_bytes):
@@ -46,7 +46,11 @@ def provenance(gauge_kind, argv, free_bytes, card_bytes):
 
 
 def commit():
-    """The commit that this package's source was checked out from, or "unknown"."""
+    """The commit that this package's source was checked out from, or "unknown".
+
+    Where the source was copied without its history, the variable PARLAB_COMMIT may say it.
+    Raises ValueError where that is no commit.
+    """
     folder = Path(parlab.__file__).parent
     for arguments in (
         ("ls-files", "--error-unmatch", "__init__.py"),  # not some repository around site-packages
@@ -54,8 +58,15 @@ def commit():
     ):
         output = _output(["git", "-C", str(folder), *arguments])
         if output is None:
-            return "unknown"
+            return _stated_commit()
     return output
+
+
+def _stated_commit():
+    stated = os.environ.get("PARLAB_COMMIT", "unknown")
+    if not COMMIT.fullmatch(stated):
+        raise ValueError(f"PARLAB_COMMIT must be a commit's 40 hex digits, got {stated!r}")
+    return stated
 
 
 def metadata_version():

@@ -80,7 +80,7 @@ def measure_training(
         before = gauge.now()
         step = Step(gauge.device, config, recompute, compute)
         weights = gauge.now() - before
-        tokens, targets = token_batch(micro_batch, sequence, gauge.device)
+        tokens, targets = token_batch(micro_batch, sequence, config.vocab, gauge.device)
         start = gauge.now()
         first, *_, last = [step.watched(gauge, tokens, targets) for _ in range(steps)]
         after, loss, backward, optimizer = last.totals
@@ -116,10 +116,10 @@ def measure_peaks(device, config, points, *, compute=None):
     compute = compute or best_compute(device)
     with open_gauge(device) as gauge:
         step = Step(gauge.device, config, compute=compute)
-        step.run(*token_batch(1, 1, gauge.device))  # makes the optimizer's states
+        step.run(*token_batch(1, 1, config.vocab, gauge.device))  # makes the optimizer's states
         peaks = []
         for micro_batch, sequence in points:
-            tokens, targets = token_batch(micro_batch, sequence, gauge.device)
+            tokens, targets = token_batch(micro_batch, sequence, config.vocab, gauge.device)
             peaks.append(step.watched(gauge, tokens, targets).peak)
             del tokens, targets
     return peaks
@@ -134,7 +134,7 @@ def step_seconds(device, config, micro_batch, *, sequence, recompute="none", com
     require_choice("device", device, DEVICES)
     compute = compute or (best_compute(device) if device == "cuda" else "fp32")
     step = Step(torch.device(device), config, recompute, compute)
-    tokens, targets = token_batch(micro_batch, sequence, device)
+    tokens, targets = token_batch(micro_batch, sequence, config.vocab, device)
     times = []
     for _ in range(steps + 1):
         start = time.perf_counter()
@@ -225,9 +225,14 @@ class Reading(NamedTuple):
     after_backward: int
 
 
-def token_batch(rows, sequence, device):
-    """Tokens and targets of zeros: bytes and times do not depend on the words."""
-    return torch.zeros(2, rows, sequence, dtype=torch.int64, device=device)
+def token_batch(rows, sequence, vocab, device):
+    """Tokens and targets, both (rows, sequence): words in the order of the vocabulary.
+
+    Bytes do not depend on the words, but the time of an embedding's gradient does: all positions
+    of one word add to the same row.
+    """
+    words = torch.arange(2 * rows * sequence, device=device) % vocab
+    return words.view(2, rows, sequence)
 
 
 def gpt_config(config, recompute="none"):
