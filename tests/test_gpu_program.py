@@ -25,6 +25,7 @@ from parlab.distributed.gpu.parts import Found
 from parlab.distributed.gpu.training import Step, measure_training, step_seconds, token_batch
 from parlab.distributed.saved import measure as measure_saved
 from parlab.gpu_prediction.fits import lora_params, ways_to_fit
+from parlab.gpu_prediction.rows import predicted_rows
 from parlab.gpu_prediction.training import activation_line, autocast_layer, autocast_memory
 from parlab.measurements import COMMIT
 
@@ -344,8 +345,9 @@ def test_a_cuda_error_ends_its_part_and_the_file_is_still_written(capsys, tmp_pa
 
 
 def test_a_part_that_gives_no_number_fails_alone(tmp_path, monkeypatch):
-    sizes = {"sizes": [64], "compute": "fp32", "data_sheet": None}
-    found = Found(sizes, {"n = 64": float("nan")}, {})
+    sizes = {"products": [[64, 64, 64]], "attention": [1, 2, 32, 8]}
+    measured = {"n = 64": float("nan"), "attention, 1 x 2 heads, 32 x 8": 1e9}
+    found = Found(sizes | {"compute": "fp32", "data_sheet": None}, measured, {})
     monkeypatch.setitem(program.PARTS, "products", lambda machine: found)
     parts = ["--parts", "products", "host link"]
     assert program.main(["--device", "cpu", "--out", str(tmp_path), *parts]) == 1
@@ -428,9 +430,9 @@ def test_whoever_holds_much_of_the_card_is_spoken_of():
 
 
 def test_provenance_names_the_commit_or_says_that_it_does_not_know(monkeypatch):
+    monkeypatch.delenv("PARLAB_COMMIT", raising=False)
     assert COMMIT.fullmatch(record.commit())
     monkeypatch.setattr(record, "_output", lambda command: None)  # no git, or not a checkout
-    monkeypatch.delenv("PARLAB_COMMIT", raising=False)
     assert record.commit() == "unknown"
     monkeypatch.setenv("PARLAB_COMMIT", "0123456789" * 4)  # of a copy without its history
     assert record.commit() == "0123456789" * 4
@@ -442,3 +444,32 @@ def test_provenance_names_the_commit_or_says_that_it_does_not_know(monkeypatch):
 def test_the_package_is_there_before_torch_is():
     code = "import sys; sys.modules['torch'] = None; import parlab; parlab.autocast_memory"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Rates and times of a card that the data sheet has: what nobody ran here, from the formulas alone.
+
+
+def test_products_are_predicted_with_their_launch_and_attention_by_its_efficiency():
+    c = {"products": [[8192, 50257, 768]], "attention": [4, 16, 2048, 128]}
+    rows = predicted_rows("products", c | {"compute": "bf16", "data_sheet": "h200"})
+    h200, e = pl.gpu("h200"), pl.FITTED
+    m, n, k = 8192, 50257, 768
+    seconds = 2 * m * n * k / (e.matmul_peak * h200.bf16_flop_per_s) + e.launch
+    # Each operand goes to each tile once, 2 bytes an element; each matrix is moved once.
+    shared = h200.l1_bandwidth_bytes_per_s or 10 * h200.memory_bandwidth_bytes_per_s
+    seconds += 2 * (m * n * k / e.matmul_tile + m * n * k / e.matmul_tile) / shared
+    seconds += 2 * (m * n + m * k + k * n) / h200.memory_bandwidth_bytes_per_s
+    product, attention = rows.values()
+    assert list(rows) == ["8192 x 50257, inner size 768", "attention, 4 x 16 heads, 2048 x 128"]
+    assert product.value == pytest.approx(2 * m * n * k / seconds, rel=1e-12)
+    assert attention.value == pytest.approx(e.attention * shared, rel=1e-12)
+
+
+def test_a_step_is_predicted_as_the_planner_estimates_it_and_not_without_tensor_cores():
+    step = {"model": "gpt2", "micro_batch": 8, "sequence": 1024}
+    c = {"steps": {"GPT-2": step}, "compute": "bf16", "data_sheet": "h200"}
+    one = replace(pl.cluster("hgx-h200"), gpus_per_node=1)
+    whole = pl.estimate(GPT2, one, pl.Layout(micro_batch=8), 1024, 8, fused=False)
+    assert predicted_rows("steps", c)["GPT-2"] == ("s", whole.seconds)
+    assert predicted_rows("steps", c | {"compute": "fp32"})["GPT-2"].value is None
+    assert predicted_rows("steps", c | {"data_sheet": None})["GPT-2"].value is None

@@ -53,7 +53,8 @@ def test_a_dry_run_is_refused_as_a_measurement_of_a_card(dry):
 def test_a_whole_file_is_read_and_its_rows_are_those_that_were_written(record):
     measurement = read(json.dumps(record))
     assert measurement.card == "Test Card" and len(measurement.rows) == len(record["rows"])
-    assert [row.item for row in measurement.part("products")] == ["n = 64", "n = 128", "n = 256"]
+    items = [row.item for row in measurement.part("products")]
+    assert items == ["n = 64", "n = 128", "n = 256", "attention, 1 x 2 heads, 32 x 8"]
     assert measurement.value("training", "peak") == row(record, "training", "peak")["measured"]
     assert measurement.mean_peak_error == 0  # the tracker's bytes are the predicted ones
     with pytest.raises(ValueError, match="no such item"):

@@ -12,12 +12,14 @@ from typing import NamedTuple
 
 from parlab.gpu_prediction.fsdp import fsdp_memory, offload_seconds
 from parlab.gpu_prediction.training import autocast_memory, training_items
-from parlab.hardware import gpu
+from parlab.hardware import Cluster, gpu, link
 from parlab.memory.states import zero_memory
-from parlab.memory.step import MOMENTS
+from parlab.memory.step import CUDA_CONTEXT_BYTES, MOMENTS
 from parlab.models import ModelConfig, model
 from parlab.planner.efficiencies import FITTED
+from parlab.planner.estimate import estimate
 from parlab.planner.layer import card_of, matmul_seconds
+from parlab.planner.layout import Layout
 from parlab.units import format_bytes, require_choice
 
 
@@ -72,8 +74,8 @@ def _step(c, recompute="none"):
 
 
 def _training(c):
-    only = _in("bytes", {"peak reserved by the allocator": None, "workspaces of libraries": None})
-    return _step(c) | only
+    beside = {"peak reserved by the allocator": None, "workspaces of libraries": None}
+    return _step(c) | _in("bytes", beside | {"CUDA context": CUDA_CONTEXT_BYTES})
 
 
 def _recompute(c):
@@ -159,14 +161,49 @@ def _fsdp(c):
     return rows
 
 
+def product_name(m, n, k):
+    """The item of a matrix product: "n = 64" of a square one, else all three sizes."""
+    return f"n = {n}" if m == n == k else f"{m} x {n}, inner size {k}"
+
+
+def product_flops(m, n, k):
+    """A multiplication and an addition for each of m n k."""
+    return 2 * m * n * k
+
+
+def attention_name(b, heads, sequence, head_size):
+    """The item of causal attention."""
+    return f"attention, {b} x {heads} heads, {sequence} x {head_size}"
+
+
+def attention_flops(b, heads, sequence, head_size):
+    """Two products of half of the scores forward, and 2.5 times that backward."""
+    return 7 * b * heads * sequence**2 * head_size
+
+
 def _products(c):
-    sheet = c["data_sheet"]
+    card = None if c["data_sheet"] is None else card_of(gpu(c["data_sheet"]), FITTED)
+    rates = {product_name(*shape): None for shape in c["products"]}
+    rates[attention_name(*c["attention"])] = None
+    if card is not None:
+        for shape in c["products"]:
+            took = matmul_seconds(card, *shape) + card.launch
+            rates[product_name(*shape)] = product_flops(*shape) / took
+        rates[attention_name(*c["attention"])] = card.attention
+    return {item: Predicted("FLOP/s", rate) for item, rate in rates.items()}
+
+
+def _steps(c):
     rows = {}
-    for n in c["sizes"]:
-        rate = None
-        if sheet is not None:
-            rate = 2 * n**3 / matmul_seconds(card_of(gpu(sheet), FITTED), n, n, n)
-        rows[f"n = {n}"] = Predicted("FLOP/s", rate)
+    for name, step in c["steps"].items():
+        seconds = None
+        if c["data_sheet"] is not None and c["compute"] != "fp32":
+            alone = Cluster(gpu(c["data_sheet"]), 1, link("nvlink-4"))  # over which nothing goes
+            b = step["micro_batch"]
+            layout = Layout(micro_batch=b)
+            config = config_of(step["model"])
+            seconds = estimate(config, alone, layout, step["sequence"], b, fused=False).seconds
+        rows[name] = Predicted("s", seconds)
     return rows
 
 
@@ -205,5 +242,6 @@ PARTS = {
     "host link": _host_link,
     "fsdp": _fsdp,
     "products": _products,
+    "steps": _steps,
     "ranks": _ranks,
 }

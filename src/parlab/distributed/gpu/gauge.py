@@ -62,6 +62,11 @@ class CudaGauge:
         """The most bytes that the allocator held of the card."""
         return torch.cuda.max_memory_reserved()
 
+    def context(self):
+        """Bytes of the card that are used beside the allocator: CUDA's context, if nobody else."""
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+
     def reset_peak(self):
         """Let the peaks begin anew with what is there now."""
         torch.cuda.reset_peak_memory_stats()
@@ -113,6 +118,10 @@ class Tracker(TorchDispatchMode):
     def reserved_peak(self):
         """The most bytes since the beginning."""
         return self._most
+
+    def context(self):
+        """There is none."""
+        return 0
 
     def reset_peak(self):
         """Let the peak begin anew with what is there now."""

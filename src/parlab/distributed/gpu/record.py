@@ -51,6 +51,10 @@ def commit():
     Where the source was copied without its history, the variable PARLAB_COMMIT may say it.
     Raises ValueError where that is no commit.
     """
+    if stated := os.environ.get("PARLAB_COMMIT"):
+        if not COMMIT.fullmatch(stated):
+            raise ValueError(f"PARLAB_COMMIT must be a commit's 40 hex digits, got {stated!r}")
+        return stated
     folder = Path(parlab.__file__).parent
     for arguments in (
         ("ls-files", "--error-unmatch", "__init__.py"),  # not some repository around site-packages
@@ -58,15 +62,8 @@ def commit():
     ):
         output = _output(["git", "-C", str(folder), *arguments])
         if output is None:
-            return _stated_commit()
+            return "unknown"
     return output
-
-
-def _stated_commit():
-    stated = os.environ.get("PARLAB_COMMIT", "unknown")
-    if not COMMIT.fullmatch(stated):
-        raise ValueError(f"PARLAB_COMMIT must be a commit's 40 hex digits, got {stated!r}")
-    return stated
 
 
 def metadata_version():

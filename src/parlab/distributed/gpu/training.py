@@ -24,6 +24,7 @@ class Measured(NamedTuple):
         "backward" and "optimizer" the most in that phase.
     peak: the most in the whole step. requested_peak: the same before an allocator rounds sizes up.
     reserved_peak: the most that the allocator held. workspaces: bytes of libraries, left out above.
+    context: bytes of the card that are used beside the allocator.
     compute: the numbers of matrix products, a key of `COMPUTE`.
     items: bytes by name, as `training_items` predicts them: differences between two readings.
     """
@@ -33,6 +34,7 @@ class Measured(NamedTuple):
     requested_peak: int
     reserved_peak: int
     workspaces: int
+    context: int
     compute: str
     items: dict[str, int]
 
@@ -99,6 +101,7 @@ def measure_training(
             last.requested_peak,
             gauge.reserved_peak(),
             gauge.workspaces,
+            gauge.context(),
             compute,
             items,
         )
