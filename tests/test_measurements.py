@@ -88,13 +88,6 @@ CHANGES = {
     "true measured": (lambda r: r["rows"][0].update(measured=True), "rows[0]", "measured"),
     "not finite": (lambda r: r["rows"][0].update(measured=float("nan")), "rows[0]", "measured"),
     "another unit": (lambda r: r["rows"][0].update(unit="GiB"), "weights", "bytes"),
-    "prediction edited": (lambda r: r["rows"][0].update(predicted=1), "weights", "stale", "anew"),
-    "prediction dropped": (lambda r: r["rows"][0].update(predicted=None), "weights", "stale"),
-    "other configuration": (
-        lambda r: r["configurations"]["training"].update(micro_batch=1),
-        "training",
-        "stale",
-    ),
     "less configuration": (
         lambda r: r["configurations"]["training"].pop("sequence"),
         "training",
@@ -114,7 +107,24 @@ def test_a_changed_file_is_refused_by_the_name_of_what_changed(record, name):
     refused(record, *words)
 
 
-def test_a_file_is_stale_once_the_model_predicts_something_else(record, monkeypatch):
+@pytest.mark.parametrize("was", [1, None])
+def test_predictions_are_todays_and_what_was_predicted_otherwise_is_named(record, was, capsys):
+    written = read(record)
+    assert written.changed == ()
+    record["rows"][0].update(predicted=was)
+    measurement = read(record)
+    assert measurement.rows == written.rows
+    assert measurement.changed == ("training, weights",)
+    measurement.show("training")
+    assert "predicted otherwise when it was measured: weights" in capsys.readouterr().out
+
+
+def test_another_configuration_is_given_away_by_what_was_predicted(record):
+    record["configurations"]["training"].update(micro_batch=1)
+    assert "training, peak" in read(record).changed
+
+
+def test_a_later_model_does_not_make_a_measurement_worthless(record, monkeypatch):
     today = predicted_rows("training", record["configurations"]["training"])
 
     def other_model(part, configuration):
@@ -123,7 +133,9 @@ def test_a_file_is_stale_once_the_model_predicts_something_else(record, monkeypa
         return changed if part == "training" else predicted_rows(part, configuration)
 
     monkeypatch.setattr(measurements, "predicted_rows", other_model)
-    refused(record, "training, peak", "stale", "record it anew")
+    measurement = read(record)
+    assert measurement.changed == ("training, peak",)
+    assert measurement.value("training", "peak") == row(record, "training", "peak")["measured"]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"text"'])
@@ -148,16 +160,28 @@ def test_a_refused_file_in_the_folder_is_named(record, tmp_path):
         newest(folder=tmp_path)
 
 
-def test_a_folder_that_is_not_there_holds_no_measurements(tmp_path, monkeypatch):
+def test_a_folder_that_is_not_there_holds_no_measurements(tmp_path):
+    assert all_in(tmp_path / "none") == [] and newest(folder=tmp_path / "none") is None
+
+
+def test_your_own_measurements_stand_beside_those_of_the_package(record, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert all_in() == [] and newest() is None
+    ours = all_in()
+    assert ours == all_in(measurements.OURS)
+    for folder in (tmp_path / "measurements", tmp_path / "notebooks"):
+        folder.mkdir()
+    (tmp_path / "measurements" / "mine.json").write_text(json.dumps(record))
+    monkeypatch.chdir(tmp_path / "notebooks")  # where a notebook runs
+    assert [each.card for each in all_in()].count("Test Card") == 1
+    assert len(all_in()) == len(ours) + 1
 
 
-def test_every_file_in_the_repository_is_whole_and_from_a_card():
-    from tools.setup_cell import ROOT
-
-    for measurement in all_in(ROOT / "measurements"):
-        assert measurement.device == "cuda"
+def test_the_packages_own_files_are_whole_from_a_card_and_close_to_their_predictions():
+    ours = all_in(measurements.OURS)
+    assert ours and {each.device for each in ours} == {"cuda"}
+    for each in ours:
+        assert len(each.commit) == 40
+        assert each.mean_peak_error < 0.05
 
 
 def test_errors_are_relative_to_what_was_measured_and_none_where_a_side_is_nothing(capsys, record):

@@ -1,19 +1,21 @@
 """Recorded measurements of cards: files with provenance, whose predictions are computed anew.
 
-`python -m parlab.distributed.gpu` writes them. A file is refused if anything is missing, changed or
-stale: what it says was predicted must be what today's model predicts from its configuration.
+`python -m parlab.distributed.gpu` writes them. A file is refused if anything is missing or does not
+belong to its configuration. Its predictions are those of today's model; where that has changed
+since the run, it says so.
 """
 
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from parlab.gpu_prediction.rows import PARTS, predicted_rows
 from parlab.table import print_table
 from parlab.units import format_bytes, format_rate, format_seconds
 
+OURS = Path(__file__).parent / "data" / "measurements"
 SCHEMA = 1
 TEXTS = ("command", "commit", "parlab", "utc", "device", "card", "driver", "cuda", "torch", "numpy")
 TEXTS += ("python", "system")
@@ -54,8 +56,8 @@ class Measurement:
 
     card, card_bytes, free_bytes: the card's name, its bytes, and those that were free at the start.
     configurations: {part: what it was run with}. skipped: {part: why}. texts: {part: {name: text}}.
-    rows: every item, predicted and measured. command, commit, utc and the versions say how, from
-    what and when.
+    rows: every item, as predicted today and as measured. changed: what was predicted otherwise at
+    the time of the run. command, commit, utc and the versions say how, from what and when.
     """
 
     schema: int
@@ -77,6 +79,7 @@ class Measurement:
     rows: tuple[Row, ...]
     skipped: dict
     texts: dict
+    changed: tuple[str, ...] = ()
 
     def part(self, name):
         """The rows of one part, in their order; none if it was skipped."""
@@ -102,7 +105,11 @@ class Measurement:
     def show(self, *parts):
         """Print the rows of some parts, or of all, as a table with what it was measured on."""
         print(f"{self.card}, {self.utc}, torch {self.torch}, CUDA {self.cuda}")
-        show_rows([row for row in self.rows if not parts or row.part in parts])
+        rows = [row for row in self.rows if not parts or row.part in parts]
+        show_rows(rows)
+        changed = [row for row in rows if f"{row.part}, {row.item}" in self.changed]
+        if changed:
+            print("predicted otherwise when it was measured:", ", ".join(r.item for r in changed))
 
 
 def show_rows(rows):
@@ -120,7 +127,7 @@ def read(data, *, where="the file", dry_run=False):
 
     where: what messages call it. dry_run: True takes the file of a dry run, which is no
     measurement of a card.
-    Raises ValueError that names the field for whatever is missing, unknown, changed or stale.
+    Raises ValueError that names the field for whatever is missing, unknown or of a wrong kind.
     """
     record = _loaded(data, where)
     _require(isinstance(record, dict), where, "", "must be a JSON object")
@@ -143,21 +150,31 @@ def read(data, *, where="the file", dry_run=False):
     why = f"must be cuda, got {record['device']!r}: a dry run is no measurement of a card"
     _require(record["device"] in devices, where, "device", why)
     _check_parts(record, where)
-    rows = _checked_rows(record, where)
-    return Measurement(**{**record, "rows": rows})
+    then = _checked_rows(record, where)
+    predicted = {
+        part: predicted_rows(part, configuration)
+        for part, configuration in record["configurations"].items()
+    }
+    rows = tuple(replace(row, predicted=predicted[row.part][row.item].value) for row in then)
+    changed = tuple(
+        f"{old.part}, {old.item}"
+        for old, new in zip(then, rows, strict=True)
+        if not _same(old.predicted, new.predicted)
+    )
+    return Measurement(**{**record, "rows": rows, "changed": changed})
 
 
 def measurements(folder=None):
     """Return all recorded measurements, oldest first.
 
-    folder: None is "measurements" here, or one folder up, where a notebook finds it.
+    folder: None is those that came with the package and your own, in "measurements" here or one
+        folder up, where a notebook finds it.
     Raises ValueError, with the file's name, for one that is refused.
     """
-    folder = _folder() if folder is None else Path(folder)
-    if folder is None:
-        return []
+    folders = [OURS, *_yours()] if folder is None else [Path(folder)]
     found = [
         read(path.read_text(encoding="utf-8"), where=path.name)
+        for folder in folders
         for path in sorted(folder.glob("*.json"))
     ]
     return sorted(found, key=lambda measurement: measurement.utc)
@@ -174,9 +191,9 @@ def newest(card=None, folder=None):
     return found[-1] if found else None
 
 
-def _folder():
+def _yours():
     places = (Path("measurements"), Path("..") / "measurements")
-    return next((place for place in places if place.is_dir()), None)
+    return [place for place in places if place.is_dir()][:1]
 
 
 def _loaded(data, where):
@@ -223,7 +240,7 @@ def _checked_rows(record, where):
 
 
 def _compare(part, configuration, rows, where):
-    """The rows of a part must be those that today's model predicts, with these predictions."""
+    """The rows of a part must be those that today's model predicts, in the same units."""
     try:
         today = predicted_rows(part, configuration)
     except (ValueError, TypeError, AttributeError) as error:
@@ -234,10 +251,8 @@ def _compare(part, configuration, rows, where):
         _require(item in named, where, part, f"has no row {item!r}")
     for item, row in named.items():
         _require(item in today, where, part, f"has a row {item!r} that nothing predicts")
-        unit, value = today[item]
+        unit, _ = today[item]
         _require(row.unit == unit, where, f"{part}, {item}", f"must be in {unit}, got {row.unit}")
-        why = f"is stale: it says {row.predicted}, today's model predicts {value}: record it anew"
-        _require(_same(row.predicted, value), where, f"{part}, {item}", why)
 
 
 def _same(old, new):

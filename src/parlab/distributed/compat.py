@@ -123,6 +123,31 @@ def is_dtensor_type(kind):
     return module is not None and issubclass(kind, module.DTensor)
 
 
+@contextmanager
+def propagation_inside(context):
+    """Inside, DTensor works out the shapes of results within `context()`.
+
+    torch 2.11 does it with tensors of their whole size at each call, where 2.13 remembers.
+    """
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    name = "_propagate_tensor_meta_non_cached"
+    original = getattr(ShardingPropagator, name, None)
+    if original is None:
+        yield
+        return
+
+    def within(*args, **kwargs):
+        with context():
+            return original(*args, **kwargs)
+
+    setattr(ShardingPropagator, name, within)
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, original)
+
+
 def local_part(tensor):
     """What this rank holds of a DTensor; a plain tensor as it is."""
     return tensor.to_local() if is_dtensor_type(type(tensor)) else tensor

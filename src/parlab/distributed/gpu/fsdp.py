@@ -66,7 +66,7 @@ def measure_fsdp(
     on_card = device == "cuda"
     if require_bool("offload", offload) and on_card:
         require_host_memory(predicted.host_bytes)
-    with one_rank(device) as mesh, open_gauge(device) as gauge:
+    with one_rank(device) as mesh, open_gauge(device) as gauge, gauge.without_propagation():
         options = {"offload_policy": CPUOffloadPolicy(pin_memory=on_card)} if offload else {}
 
         def shard(model):

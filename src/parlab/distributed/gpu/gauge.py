@@ -10,7 +10,7 @@ asks a tensor for its value gets 1.
 """
 
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,6 +82,10 @@ class CudaGauge:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
+    def without_propagation(self):
+        """A context; nothing differs inside."""
+        return nullcontext()
+
     def synchronise(self):
         """Wait for queued kernels."""
         torch.cuda.synchronize()
@@ -101,6 +105,7 @@ class Tracker(TorchDispatchMode):
         super().__init__()
         self.device = torch.device("cpu")
         self.limit = None
+        self._counts = True
         self._now = self._peak = self._most = 0
         self._sizes = {}  # by id of the storage, which lives as long as its entry
         self._overflows = weakref.WeakSet()
@@ -136,6 +141,18 @@ class Tracker(TorchDispatchMode):
         finally:
             self.limit = before
 
+    def without_propagation(self):
+        """Inside, what DTensor makes to work out the shapes of results does not count."""
+        return compat.propagation_inside(self._paused)
+
+    @contextmanager
+    def _paused(self):
+        before, self._counts = self._counts, False
+        try:
+            yield
+        finally:
+            self._counts = before
+
     def synchronise(self):
         """There is no queue."""
 
@@ -169,7 +186,7 @@ class Tracker(TorchDispatchMode):
             return NotImplemented  # it will call again with this rank's own tensors
         result = func(*args, **kwargs or {})
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.dim():
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and self._counts:
                 self._count(leaf.untyped_storage())
         return result
 
