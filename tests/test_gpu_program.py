@@ -467,7 +467,7 @@ def test_products_are_predicted_with_their_launch_and_attention_by_its_efficienc
 
 def test_a_step_is_predicted_as_the_planner_estimates_it_and_not_without_tensor_cores():
     step = {"model": "gpt2", "micro_batch": 8, "sequence": 1024}
-    c = {"steps": {"GPT-2": step}, "compute": "bf16", "data_sheet": "h200"}
+    c = {"steps": {"GPT-2": step}, "compute": "bf16", "data_sheet": "h200", "kernels": True}
     one = replace(pl.cluster("hgx-h200"), gpus_per_node=1)
     whole = pl.estimate(GPT2, one, pl.Layout(micro_batch=8), 1024, 8, fused=False)
     assert predicted_rows("steps", c)["GPT-2"] == ("s", whole.seconds)

@@ -273,4 +273,8 @@ def _write(unit, value):
         return "yes" if value else "no"
     if unit in writers:
         return writers[unit](value)
+    if unit == "FLOP/s":
+        return f"{value / 1e12:.4g} TFLOP/s"
+    if unit == "parameters/s":
+        return f"{value / 1e6:.4g} million/s"
     return f"{value:.4g}" if unit in ("ratio", "absolute") else f"{value:.4g} {unit}"

@@ -203,7 +203,9 @@ def _steps(c):
             layout = Layout(micro_batch=b)
             config = config_of(step["model"])
             seconds = estimate(config, alone, layout, step["sequence"], b, fused=False).seconds
-        rows[name] = Predicted("s", seconds)
+        rows |= {name: Predicted("s", seconds), f"{name}: host": Predicted("s", None)}
+        if c["kernels"]:
+            rows[f"{name}: kernels alone"] = Predicted("s", None)
     return rows
 
 

@@ -9,7 +9,12 @@ from parlab.distributed.gpu.fsdp import measure_fsdp, require_host_memory
 from parlab.distributed.gpu.machine import LEAVE_FREE, Skipped
 from parlab.distributed.gpu.products import attention_seconds, product_seconds
 from parlab.distributed.gpu.ranks import measure_ranks, parameter_shapes
-from parlab.distributed.gpu.training import measure_peaks, measure_training, step_seconds
+from parlab.distributed.gpu.training import (
+    measure_peaks,
+    measure_training,
+    step_seconds,
+    time_step,
+)
 from parlab.gpu_prediction.fits import explain_out_of_memory
 from parlab.gpu_prediction.fsdp import fsdp_memory
 from parlab.gpu_prediction.rows import (
@@ -226,17 +231,21 @@ def products(machine):
 
 
 def steps(machine):
-    """Seconds of a step of several models, beside the planner's estimate."""
+    """Seconds of a step of several models, beside the planner's estimate, and of the host."""
     timed = _TIMED if machine.on_card else {"small": (machine.shape, 1)}
     c = {"steps": {}, "compute": machine.compute if machine.on_card else "fp32"}
-    c["data_sheet"], rows = machine.data_sheet, {}
+    c |= {"data_sheet": machine.data_sheet, "kernels": machine.on_card}
+    rows = {}
     for name, (shape, b) in timed.items():
         config = config_of(shape)
         size = {"sequence": config.positions, "compute": c["compute"]}
         if autocast_memory(config, b, **size).peak > LEAVE_FREE * machine.free_bytes:
             continue
         c["steps"][name] = {"model": shape, "micro_batch": b, "sequence": config.positions}
-        rows[name] = step_seconds(machine.device, config, b, **size)
+        took = time_step(machine.device, config, b, **size)
+        rows |= {name: took.step, f"{name}: host": took.host}
+        if machine.on_card:
+            rows[f"{name}: kernels alone"] = took.kernels
     if not rows:
         machine.require(autocast_memory(config, b, **size).peak)
     return Found(c, rows, {})

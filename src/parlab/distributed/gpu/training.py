@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from parlab.distributed.gpt import GPT, GPTConfig, token_loss
 from parlab.distributed.gpu.gauge import DEVICES, open_gauge
@@ -128,8 +130,19 @@ def measure_peaks(device, config, points, *, compute=None):
     return peaks
 
 
-def step_seconds(device, config, micro_batch, *, sequence, recompute="none", compute=None, steps=5):
-    """Train a few steps, after a first one, and return the median seconds of a step.
+class StepSeconds(NamedTuple):
+    """Seconds of a step, of the host until it has started every kernel, and of all kernels added.
+
+    Where the host takes as long as the step, the card waits for it. kernels: None without a card.
+    """
+
+    step: float
+    host: float
+    kernels: float | None
+
+
+def time_step(device, config, micro_batch, *, sequence, recompute="none", compute=None, steps=5):
+    """Train a few steps, after a first one, and return the medians, as `StepSeconds`.
 
     On "cpu" this computes with data, in fp32: only for small models.
     """
@@ -138,14 +151,29 @@ def step_seconds(device, config, micro_batch, *, sequence, recompute="none", com
     compute = compute or (best_compute(device) if device == "cuda" else "fp32")
     step = Step(torch.device(device), config, recompute, compute)
     tokens, targets = token_batch(micro_batch, sequence, config.vocab, device)
-    times = []
+    times, started = [], []
     for _ in range(steps + 1):
         start = time.perf_counter()
         step.run(tokens, targets)
+        started.append(time.perf_counter() - start)
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    kernels = _kernel_seconds(lambda: step.run(tokens, targets)) if device == "cuda" else None
+    return StepSeconds(statistics.median(times[1:]), statistics.median(started[1:]), kernels)
+
+
+def step_seconds(device, config, micro_batch, *, sequence, **options):
+    """The seconds of a step alone, with the arguments of `time_step`."""
+    return time_step(device, config, micro_batch, sequence=sequence, **options).step
+
+
+def _kernel_seconds(run):
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    on_card = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
+    return sum(event.self_device_time_total for event in on_card) / 1e6  # from microseconds
 
 
 class Step:
