@@ -49,6 +49,11 @@ def reduce_scatter_rows(out, tensor, group=None):
     _reduce_scatter(out, tensor, group=group)
 
 
+def bucket_cap_mb(cap_mb):
+    """DDP's `bucket_cap_mb`; a cap of 0, each parameter for itself, is refused by torch 2.11."""
+    return 1e-9 if cap_mb == 0 else cap_mb
+
+
 def in_backward():
     """Whether the autograd engine is running, as it is in a recomputed forward too."""
     return torch._C._current_graph_task_id() != -1

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from parlab.distributed import compat
 from parlab.distributed.gpt import GPT, IGNORE, TINY, token_batch, token_loss
 from parlab.units import require_choice, require_int
 
@@ -110,7 +111,7 @@ def train_ddp(
     """
     model, tokens, targets = _model_and_batch(rows, lengths, config, dtype, seed)
     scale = _scale(weighting, targets)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=compat.bucket_cap_mb(cap_mb))
     mine = _my_rows(rows)
     return _train(model, ddp, tokens[mine], targets[mine], scale, steps, lambda: None)
 
@@ -168,7 +169,7 @@ def token_weighted_step(
     my_tokens = (targets[mine] != IGNORE).sum()
     all_tokens = my_tokens.clone()
     dist.all_reduce(all_tokens)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=compat.bucket_cap_mb(cap_mb))
     losses = []
     for j in range(accumulated):
         row = slice(first + j, first + j + 1)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from parlab.distributed import compat
 from parlab.distributed.gpt import GPT, GPTConfig, token_batch, token_loss
 from parlab.distributed.measure import TRANSFER_EVENT
 from parlab.units import require_int
@@ -81,7 +82,7 @@ def record_buckets(cap_mb=None, iterations=3, *, config=SMALL, rows=2, **ddp_opt
     model = GPT(config)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     ready, recorded, backward_s = [], [], []
-    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mb, **ddp_options)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=compat.bucket_cap_mb(cap_mb), **ddp_options)
     watching = [
         parameter.register_post_accumulate_grad_hook(
             lambda p: ready.append((names[id(p)], p.nbytes))
@@ -142,7 +143,7 @@ def profile_overlap(cap_mb=1, *, config=SMALL, rows=8, warm_up=3):
     Returns a list of `Interval`s in order of their start. See `exposed_seconds`.
     """
     require_int("warm_up", warm_up, minimum=2, why="DDP regroups its buckets before the second")
-    ddp = DistributedDataParallel(GPT(config), bucket_cap_mb=cap_mb)
+    ddp = DistributedDataParallel(GPT(config), bucket_cap_mb=compat.bucket_cap_mb(cap_mb))
     tokens, targets = token_batch(config, rows, seed=dist.get_rank())
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for step in range(warm_up + 1):
