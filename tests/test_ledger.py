@@ -314,5 +314,8 @@ def test_the_check_fails_when_parlab_computes_something_else(monkeypatch, capsys
 
 def test_the_data_file_is_part_of_the_package():
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert packaged["tool"]["setuptools"]["package-data"]["parlab"] == ["data/*.toml"]
+    assert packaged["tool"]["setuptools"]["package-data"]["parlab"] == [
+        "data/*.toml",
+        "data/measurements/*.json",
+    ]
     assert Path(command.__file__).parent.parent.joinpath("data", "ledger.toml").is_file()

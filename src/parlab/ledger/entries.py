@@ -19,7 +19,8 @@ from parlab.units import GB, GIB, MB, require_choice
 
 ROUTES = ("formula", "simulation", "real run", "measured elsewhere")
 # Ways return plain SI numbers; an entry shows them in its source's unit.
-UNITS = {"MB": MB, "GB": GB, "GiB": GIB, "GB/s": GB, "1e9": GB, "%": 0.01, "ms": 1e-3, "us": 1e-6}
+UNITS = {"MB": MB, "GB": GB, "GiB": GIB, "GB/s": GB, "1e9": GB, "TFLOP/s": 1e12}
+UNITS |= {"%": 0.01, "ms": 1e-3, "us": 1e-6}
 ROUNDING = 1e-12  # a smaller error is that of floating-point sums, and counts as none
 
 

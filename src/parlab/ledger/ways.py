@@ -2,6 +2,7 @@
 
 from parlab.ledger import (
     ways_arrays,
+    ways_cards,
     ways_cuts,
     ways_memory,
     ways_pipeline,
@@ -19,6 +20,7 @@ def _public_functions(module):
 
 
 WAYS = {
+    **_public_functions(ways_cards),
     **_public_functions(ways_memory),
     **_public_functions(ways_traffic),
     **_public_functions(ways_arrays),
