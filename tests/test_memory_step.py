@@ -393,6 +393,45 @@ def test_expert_parallel_states_aiconfigurator_pr_1390():
     assert memory.after_step == zero.total
 
 
+def test_ring_attention_holds_a_block_and_the_next_one_and_their_gradients():
+    llama = pl.model("llama-3-8b")
+    without = step(llama, 2, 1024, tp=2)
+    ring = step(llama, 2, 1024, tp=2, context_parallel=4)
+    block = 2 * 2 * 2 * 1024 * (8 // 2) * 128  # keys and values, 16 bits, b s k d / t
+    assert item(ring, "keys and values under way") == (0, 2 * block, 4 * block, 0)
+    assert [item for item in ring.items if item not in without.items] == [ring.items[-1]]
+    assert "keys and values under way" not in [each.name for each in without.items]
+
+
+@given(
+    n_gpus=st.sampled_from([1, 8, 64]),
+    pipeline=st.sampled_from([2, 4, 8]),
+    stage=st.integers(0, 3),
+    sequence=st.sampled_from([64, 512, 4096]),
+    context=st.sampled_from([1, 8]),
+    options=st.fixed_dictionaries(
+        {
+            "fragmentation": st.sampled_from([0, 0.2]),
+            "reserved": st.booleans(),
+            "dropout": st.booleans(),
+            "loss": st.sampled_from(LOSSES),
+            "recompute": st.sampled_from(["none", "full"]),
+        }
+    ),
+)
+@settings(deadline=None)
+def test_no_end_of_a_pipeline_is_fuller_than_the_answer(
+    n_gpus, pipeline, stage, sequence, context, options
+):
+    size = {"n_gpus": n_gpus, "pipeline": pipeline, "stage": stage, "context_parallel": context}
+    fullest, first, last = (
+        step(pl.model("llama-3-8b"), 1, sequence, **size, **options, pipeline_rank=rank)
+        for rank in (None, 0, pipeline - 1)
+    )
+    assert fullest.peak == max(first.peak, last.peak)
+    assert fullest == (first if first.peak >= last.peak else last)
+
+
 def test_without_a_rank_the_fullest_of_the_pipeline_answers():
     config = pl.model("llama-3-70b")
     layout = {"n_gpus": 8, "stage": 1, "tp": 8, "pipeline": 4, "sequence_parallel": True}
@@ -510,6 +549,8 @@ BAD = [
     ({"sequence": 257}, ValueError, "sequence must be an int from 1 to 256, got 257: no position"),
     ({"n_gpus": 0}, ValueError, "n_gpus must be an int from 1 to"),
     ({"n_gpus": 8.0}, TypeError, "n_gpus must be an int"),
+    ({"context_parallel": 0}, ValueError, "context_parallel must be an int of at least 1"),
+    ({"context_parallel": True}, TypeError, "context_parallel must be an int"),
     ({"stage": 4}, ValueError, "stage must be an int from 0 to 3, got 4"),
     ({"recipe": "autocst"}, ValueError, "recipe must be one of .* autocast[?]"),
     ({"tp": 3}, ValueError, "tp must divide heads = 8, got 3"),

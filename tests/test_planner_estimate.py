@@ -77,6 +77,14 @@ def test_context_parallelism_holds_its_part_of_the_sequence_and_two_blocks_of_ke
     assert more == [0, 2 * block, 4 * block, 0]
 
 
+def test_what_the_layout_decides_is_no_option_of_memory():
+    for name in ("tp", "stage", "context_parallel", "keep_gradients"):
+        with pytest.raises(TypeError, match=f"{name} must not be given: the job or its layout"):
+            pl.estimate(LLAMA, hgx(8), pl.Layout(dp=8), 8192, 8, **{name: 1})
+    with pytest.raises(TypeError, match="no_such_option"):
+        pl.estimate(LLAMA, hgx(8), pl.Layout(dp=8), 8192, 8, no_such_option=1)
+
+
 def test_without_losses_time_is_flop_over_peak():
     made = pl.estimate(
         LLAMA, hgx(8), pl.Layout(dp=8), 8192, 8, efficiencies=IDEAL, flash=True, fused=True

@@ -6,8 +6,9 @@ Bytes are those of parlab.training_memory: what PyTorch allocates. The context o
 
 from parlab.cli.shape import MODEL_HELP, read_shape
 from parlab.hardware import gpu
+from parlab.memory.moments import MOMENTS
 from parlab.memory.states import BYTE_RECIPES
-from parlab.memory.step import MOMENTS, training_memory
+from parlab.memory.step import training_memory
 from parlab.table import print_table
 from parlab.units import format_bytes, require_int
 

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from parlab.gpu_prediction.training import autocast_memory
-from parlab.memory.step import TrainingMemory
+from parlab.memory.moments import TrainingMemory
 from parlab.units import require_bool, require_number
 
 
@@ -45,7 +45,7 @@ def fsdp_memory(config, micro_batch, *, sequence, offload=False, compute="bf16",
         states = ("weights", "gradients", "optimizer", "temporaries of foreach")
         rows = [row for row in rows if row[0] not in states]
     rows.append(("gathered embedding, positions and last norm", "on top", (0, root, root, 0)))
-    return TrainingMemory(tuple(rows), 0, host)
+    return TrainingMemory.of_rows(rows, host_bytes=host)
 
 
 class OffloadTime(NamedTuple):

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from parlab.gpu_prediction.fsdp import fsdp_memory, offload_seconds
 from parlab.gpu_prediction.training import autocast_memory, training_items
 from parlab.hardware import Cluster, gpu, link
+from parlab.memory.moments import MOMENTS
 from parlab.memory.states import zero_memory
-from parlab.memory.step import CUDA_CONTEXT_BYTES, MOMENTS
+from parlab.memory.step import CUDA_CONTEXT_BYTES
 from parlab.models import ModelConfig, model
 from parlab.planner.efficiencies import FITTED
 from parlab.planner.estimate import estimate

@@ -7,7 +7,7 @@ one each. That is 40 sbh a layer where the paper's formula has 32 (GeLU, f = 4h,
 kernel, no dropout).
 """
 
-from parlab.memory.step import TrainingMemory
+from parlab.memory.moments import TrainingMemory
 from parlab.models import ModelConfig
 from parlab.units import require_bool, require_choice, require_int
 
@@ -139,7 +139,7 @@ def autocast_memory(
             rows.append((name, group, (0, loss, fullest.get(name, 0), 0)))
     if foreach:
         rows.append(("temporaries of foreach", "on top", (0, 0, 0, 4 * psi)))
-    return TrainingMemory(tuple(rows), 0, 0)
+    return TrainingMemory.of_rows(rows)
 
 
 def training_items(config, micro_batch, *, sequence, recompute="none", compute="bf16"):

@@ -126,6 +126,9 @@ class LayerStep(NamedTuple):
     inside: int  # gradients of the tensors inside the layer
 
 
+_make_layer_step = maker(LayerStep)
+
+
 @lru_cache(maxsize=1024, typed=True)  # a search asks for the same ones over and over
 def layer_step(
     config,
@@ -145,7 +148,7 @@ def layer_step(
     kept = layer_bytes(sizes, kind, recompute)
     again = 0 if recompute == "none" else recomputed_bytes(sizes, kind, recompute, kept)
     inside = 2 * (sizes.wide + sizes.routed) + (4 if config.gated else 2) * sizes.inner
-    return LayerStep(sizes, kept, again, inside)
+    return _make_layer_step((sizes, kept, again, inside))
 
 
 def embedding_mask(sizes, pipeline, chunks):

@@ -1,7 +1,7 @@
 """Does a training step fit on a card: every item on one GPU, and the cheapest change that helps."""
 
 from parlab import svg
-from parlab.memory.step import MOMENTS
+from parlab.memory.moments import MOMENTS
 from parlab.panels.cheapest_change import (
     DEGREES,
     GPUS,

@@ -1,13 +1,14 @@
 """Memory and time of one iteration of a layout, item by item."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from parlab.hardware import Cluster
 from parlab.memory.layer import ask, maker
+from parlab.memory.moments import TrainingMemory
 from parlab.memory.rank import rank_params
 from parlab.memory.states import BYTE_RECIPES
-from parlab.memory.step import CUDA_CONTEXT_BYTES, TrainingMemory, training_memory
+from parlab.memory.step import CUDA_CONTEXT_BYTES, training_memory
 from parlab.models import ModelConfig
 from parlab.planner.efficiencies import FITTED, Efficiencies
 from parlab.planner.layer import card_of
@@ -114,6 +115,11 @@ class Estimate(NamedTuple):
 
 
 _make_estimate = maker(Estimate)
+# Arguments of training_memory that are not among the memory_options.
+DECIDED = {
+    *("sequence", "n_gpus", "stage", "recipe", "tp", "sequence_parallel", "pipeline", "chunks"),
+    *("context_parallel", "expert_parallel", "recompute", "flash", "dropout", "keep_gradients"),
+}
 
 
 def estimate(
@@ -179,8 +185,12 @@ def estimate_layout(job, layout, recipe, memory_options):
 
 def layout_memory(job, layout, recipe, memory_options):
     """Return the TrainingMemory of the fullest rank of a layout."""
-    a = layout
-    memory = training_memory(
+    a, memory = layout, training_memory
+    if memory_options:
+        if taken := DECIDED.intersection(memory_options):
+            raise TypeError(f"{min(taken)} must not be given: the job or its layout decides it")
+        memory = partial(training_memory, **memory_options)
+    return memory(
         job.config,
         a.micro_batch,
         sequence=job.sequence // a.cp,
@@ -191,20 +201,14 @@ def layout_memory(job, layout, recipe, memory_options):
         sequence_parallel=a.sequence_parallel,
         pipeline=a.pp,
         chunks=a.chunks,
+        context_parallel=a.cp,
         expert_parallel=a.ep,
         recompute=a.recompute,
         flash=job.flash,
         dropout=job.dropout,
         keep_gradients=job.global_batch > a.dp * a.micro_batch,
-        **{"context_bytes": CUDA_CONTEXT_BYTES, **memory_options},
+        context_bytes=memory_options.get("context_bytes", CUDA_CONTEXT_BYTES),
     )
-    if a.cp == 1:
-        return memory
-    # One block is in use while the next arrives; in backward with its gradients.
-    kv_heads = job.config.kv_heads // a.tp
-    block = 4 * a.micro_batch * (job.sequence // a.cp) * kv_heads * job.config.head_size
-    row = ("keys and values under way", "on top", (0, 2 * block, 4 * block, 0))
-    return memory._replace(rows=(*memory.rows, row))
 
 
 @lru_cache(maxsize=64, typed=True)

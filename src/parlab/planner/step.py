@@ -192,28 +192,31 @@ def data_parallel_seconds(job, made, part, ranks, tp, ep, m, zero, replicas):
     runs beside a layer's compute; the last one, and those of embedding and head, have none.
     Replicas of the shards (HSDP) add an all-reduce of a rank's shard after each reduce-scatter.
     """
-    w, g, k = job.recipe
+    (w, g, k), e, memory = job.recipe, job.efficiencies, job.card.memory
+    layers, layer, _, _, _, ends, shared, experts = part
     shards = ranks // replicas
     held = shards if zero else 1
-    updated = part.shared / held + part.experts / max(1, held // ep)
-    optimizer = updated * (2 * k + g + (2 * w if w == 4 else w)) / job.card.memory
+    updated = shared / held
+    if experts:
+        updated += experts / max(1, held // ep)
+    optimizer = updated * (2 * k + g + (2 * w if w == 4 else w)) / memory
     if ranks == 1:
         return 0.0, 0.0, optimizer
-    e, layers = job.efficiencies, part.layers
     forward, backward = made.forward, made.backward
-    wire = route(job.cluster, e, shards, tp)
-    experts = part.experts / layers
-    alike = max(1, shards // ep)  # ranks with the same experts
-    share = (part.layer - experts) * (shards - 1) / shards + experts * (alike - 1) / alike
-    lag, slow = (shards - 1) * wire.latency, wire.bandwidth
-    ends = part.ends * (shards - 1) / shards
+    slow, latency, _ = route(job.cluster, e, shards, tp)
+    sent = (shards - 1) / shards
+    share, lag = layer * sent, (shards - 1) * latency
+    if experts:
+        alike = max(1, shards // ep)  # ranks with the same experts
+        share += experts / layers * ((alike - 1) / alike - sent)
+    whole_ends, ends = ends, ends * sent
     gather, reduce = 2 * share / slow + lag, g * share / slow + lag
     gather_ends, reduce_ends = 2 * ends / slow, g * ends / slow
     if replicas > 1:
         across = route(job.cluster, e, replicas, tp * shards)
         both = 2 * g * (replicas - 1) / replicas / across.bandwidth
-        reduce += both * part.layer / shards + 2 * (replicas - 1) * across.latency
-        reduce_ends += both * part.ends / shards
+        reduce += both * layer / shards + 2 * (replicas - 1) * across.latency
+        reduce_ends += both * whole_ends / shards
     if zero == 3:
         behind = gather + reduce
         exposed = layers * (max(0, gather - forward) + max(0, behind - backward))
@@ -226,7 +229,10 @@ def data_parallel_seconds(job, made, part, ranks, tp, ep, m, zero, replicas):
     alone = times * reduce_ends + gather_ends
     if not job.overlap:
         return alone + layers * (times * reduce + gather), 0.0, optimizer
-    alone += times * (reduce + (layers - 1) * max(0, reduce - backward))
-    alone += gather + (layers - 1) * max(0, gather - forward)
-    beside = (layers - 1) * (times * min(reduce, backward) + min(gather, forward))
+    reduce_beside = reduce if reduce < backward else backward
+    gather_beside = gather if gather < forward else forward
+    others = layers - 1
+    alone += times * (reduce + others * (reduce - reduce_beside))
+    alone += gather + others * (gather - gather_beside)
+    beside = others * (times * reduce_beside + gather_beside)
     return alone, e.overlap * beside, optimizer

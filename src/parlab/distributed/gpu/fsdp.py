@@ -16,7 +16,7 @@ from parlab.distributed.gpu.gauge import DEVICES, open_gauge
 from parlab.distributed.gpu.training import STEPS, Step, best_compute, token_batch
 from parlab.distributed.zero import held_bytes
 from parlab.gpu_prediction.fsdp import fsdp_memory
-from parlab.memory.step import MOMENTS
+from parlab.memory.moments import MOMENTS
 from parlab.units import require_bool, require_choice, require_int
 
 SUMMARY_LINES = ("Allocated memory", "Active memory", "Requested memory", "GPU reserved memory")

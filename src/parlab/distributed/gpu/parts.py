@@ -26,7 +26,7 @@ from parlab.gpu_prediction.rows import (
     product_name,
 )
 from parlab.gpu_prediction.training import autocast_memory
-from parlab.memory.step import MOMENTS
+from parlab.memory.moments import MOMENTS
 from parlab.units import GB, KIB, MB, format_bytes
 
 SMALL_QWEN = {

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from parlab.distributed.gpt import GPT, GPTConfig, token_loss
 from parlab.distributed.gpu.gauge import DEVICES, open_gauge
 from parlab.gpu_prediction.training import COMPUTE, autocast_memory
-from parlab.memory.step import MOMENTS
+from parlab.memory.moments import MOMENTS
 from parlab.units import require_choice, require_int
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
