@@ -123,8 +123,9 @@ class Options(NamedTuple):
 
 
 def fullest(memory):
-    """The bytes of the fullest moment of a TrainingMemory."""
-    return max(map(sum, memory.columns))
+    """The bytes of the fullest moment of a TrainingMemory: the optimizer adds to the first."""
+    _, loss, backward, optimizer = memory.columns
+    return max(sum(loss), sum(backward), sum(optimizer))
 
 
 def at_moments(rank, layer, options, mask):

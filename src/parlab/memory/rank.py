@@ -94,7 +94,7 @@ class RankShare(NamedTuple):
 
 
 @lru_cache(maxsize=4096, typed=True)  # a sweep over batches asks for the same one over and over
-def rank_share(
+def rank_shares(
     config,
     tp,
     pipeline,
@@ -104,20 +104,24 @@ def rank_share(
     expert_parallel,
     recipe,
     stage,
-    number,
+    pipeline_rank,
 ):
-    """Check the degrees but tp; return the RankShare of a rank of the pipeline."""
+    """Check the degrees but tp; return the RankShare of a rank, or both ends of the pipeline."""
     pipeline = require_int("pipeline", pipeline, minimum=1)
     n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
     in_ring = require_int("context_parallel", context_parallel, minimum=1) > 1
     ep = require_expert_parallel(expert_parallel, config, n)
-    held = layers_in_flight(config.layers, pipeline, chunks, number)
-    tp, number = int(tp), int(number)  # not NumPy's, whose products wrap around
-    part = rank_params(config, tp, pipeline, number, ep)
-    states = rank_states(part, BYTE_RECIPES[recipe].of_each, n, ep, int(stage))
-    casts = 2 * part.matrices * part.layers
-    vocab = vocab_share(config.vocab, tp)
-    return RankShare(number, pipeline, n, in_ring, vocab, held, part, *states, casts)
+    tp = int(tp)  # not NumPy's, whose products wrap around
+    vocab, found = vocab_share(config.vocab, tp), []
+    ends = sorted({0, pipeline - 1}) if pipeline_rank is None else [pipeline_rank]
+    for number in ends:
+        held = layers_in_flight(config.layers, pipeline, chunks, number)
+        part = rank_params(config, tp, pipeline, int(number), ep)
+        states = rank_states(part, BYTE_RECIPES[recipe].of_each, n, ep, int(stage))
+        casts = 2 * part.matrices * part.layers
+        place = (int(number), pipeline, n, in_ring, vocab, held)
+        found.append(RankShare(*place, part, *states, casts))
+    return found
 
 
 def layers_backward(rank, stage, w, g, layer, before, gathered):

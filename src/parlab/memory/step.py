@@ -11,7 +11,7 @@ from functools import lru_cache
 from parlab.memory.activations import RECOMPUTE
 from parlab.memory.layer import ask, embedding_mask, layer_step
 from parlab.memory.moments import Options, at_moments, fullest
-from parlab.memory.rank import rank_share
+from parlab.memory.rank import rank_shares
 from parlab.memory.states import BYTE_RECIPES, require_stage
 from parlab.models import ModelConfig
 from parlab.units import require_bool, require_choice, require_int, require_number
@@ -116,14 +116,13 @@ def training_memory(
     shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
     layer = ask(layer_step, (*shape, recompute))
     degrees = (config, tp, pipeline, chunks, n_gpus, context_parallel, expert_parallel)
-    degrees += (recipe, stage)
-    rank = ask(rank_share, (*degrees, 0 if pipeline_rank is None else pipeline_rank))
+    first, *last = ask(rank_shares, (*degrees, recipe, stage, pipeline_rank))
     mask = embedding_mask(layer.sizes, pipeline, chunks)[2] if dropout else 0
-    memory = at_moments(rank, layer, options, mask)
-    if pipeline_rank is not None or pipeline == 1:
-        return memory
-    last = at_moments(ask(rank_share, (*degrees, pipeline - 1)), layer, options, mask)
-    return max(memory, last, key=fullest)  # the first if they are equal
+    memory = at_moments(first, layer, options, mask)
+    if last:
+        # The first if they are equal.
+        memory = max(memory, at_moments(*last, layer, options, mask), key=fullest)
+    return memory
 
 
 def training_memory_bytes(config, micro_batch, *, sequence, **options):

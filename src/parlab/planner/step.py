@@ -1,5 +1,6 @@
 """Seconds of one iteration, item by item: the same arithmetic for an estimate and a search."""
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -54,8 +55,12 @@ class Block(NamedTuple):
     message: float
 
 
-class Job(NamedTuple):
-    """A model on a cluster with a batch, and how it is implemented."""
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A model on a cluster with a batch, and how it is implemented.
+
+    Found by identity where answers are remembered: `make_job` gives the same for the same.
+    """
 
     config: object
     cluster: object
