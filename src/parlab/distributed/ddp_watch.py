@@ -145,7 +145,7 @@ def profile_overlap(cap_mb=1, *, config=SMALL, rows=8, warm_up=3):
     require_int("warm_up", warm_up, minimum=2, why="DDP regroups its buckets before the second")
     ddp = DistributedDataParallel(GPT(config), bucket_cap_mb=compat.bucket_cap_mb(cap_mb))
     tokens, targets = token_batch(config, rows, seed=dist.get_rank())
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         for step in range(warm_up + 1):
             ddp.zero_grad()
             dist.barrier()

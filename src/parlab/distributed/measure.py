@@ -168,7 +168,7 @@ def profile_all_reduce(tensor_bytes, repeats=5):
     tensor = torch.zeros(int(tensor_bytes) // 4)
     dist.all_reduce(tensor)
     dist.barrier()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(repeats + 1):  # the first also pays for the start of the profiler
             dist.all_reduce(tensor)
     seconds = {TRANSFER_EVENT: [], ENQUEUE_EVENT: []}

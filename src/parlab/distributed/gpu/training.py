@@ -169,7 +169,7 @@ def step_seconds(device, config, micro_batch, *, sequence, **options):
 
 
 def _kernel_seconds(run):
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         run()
         torch.cuda.synchronize()
     on_card = [event for event in seen.events() if event.device_type == DeviceType.CUDA]
