@@ -228,3 +228,13 @@ def test_a_machine_says_need_and_have():
 
     with pytest.raises(Skipped, match=r"needs 2\.00 GB .* 0\.90 GB can be used"):
         Machine("cpu", 10**9).require(2 * 10**9)
+
+
+def test_one_part_alone_is_shown_without_its_name_and_several_with_theirs(capsys, record):
+    read(record).show("products")
+    _, head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.split() == ["item", "predicted", "measured", "error"]
+    assert first.startswith("n = 64 ")
+    read(record).show("products", "training")
+    _, head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "part" and first.split()[0] == "training"

@@ -113,13 +113,15 @@ class Measurement:
 
 
 def show_rows(rows):
-    """Print Rows as a table: item, predicted, measured, error."""
+    """Print Rows as a table: item, predicted, measured, error; their part if there are several."""
     lines = []
     for row in rows:
         error = "" if row.error is None else f"{row.error:+.2%}"
         predicted = "" if row.predicted is None else _write(row.unit, row.predicted)
         lines.append((row.part, row.item, predicted, _write(row.unit, row.measured), error))
-    print_table(("part", "item", "predicted", "measured", "error"), lines)
+    head = ("part", "item", "predicted", "measured", "error")
+    first = 0 if len({row.part for row in rows}) > 1 else 1
+    print_table(head[first:], [line[first:] for line in lines])
 
 
 def read(data, *, where="the file", dry_run=False):
