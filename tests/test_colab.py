@@ -78,7 +78,9 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_the_package_with_its_data(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    sources = [p for p in (ROOT / "src" / "parlab").rglob("*") if p.suffix in (".py", ".toml")]
+    sources = [
+        p for p in (ROOT / "src" / "parlab").rglob("*") if p.suffix in (".py", ".toml", ".json")
+    ]
     expected = {path.relative_to(ROOT / "src").as_posix() for path in sources}
     assert {name for name in names if ".dist-info/" not in name} == expected
 
