@@ -393,6 +393,16 @@ def test_expert_parallel_states_aiconfigurator_pr_1390():
     assert memory.after_step == zero.total
 
 
+def test_with_few_tokens_backward_is_fullest_at_its_end_with_one_layer_gathered():
+    llama = pl.model("llama-3-8b")
+    memory = step(llama, 1, 1, n_gpus=8, stage=3)
+    assert item(memory, "gathered layers") == (0, 0, 2 * 218_112_000, 0)  # the first layer
+    embedding = 128_256 * 4096
+    # In flight: the gradients of embedding, head and last norm, as made and as reduced.
+    ends = 2 * embedding + 4096
+    assert item(memory, "gradients being reduced") == (0, 0, (2 + 2) * ends, 0)
+
+
 def test_ring_attention_holds_a_block_and_the_next_one_and_their_gradients():
     llama = pl.model("llama-3-8b")
     without = step(llama, 2, 1024, tp=2)

@@ -147,14 +147,13 @@ def at_moments(rank, layer, options, mask):
 
     # At one of two moments backward is fullest: in the loss's own, or in that of the layers.
     together = min(1 + prefetch, part.layers) if reshard else part.layers
-    made, waiting, anew, inside, reducing, gathered, casts = in_layers = layers_backward(
-        rank, stage, w, g, layer, before, one * together
-    )
+    held_then, in_layers = layers_backward(rank, stage, w, g, layer, before, one * together)
+    made, waiting, anew, inside, reducing, gathered, casts = held_then
     all_gathered = 0 if reshard or stage < 3 else one * part.layers
     all_casts = rank.casts + 2 * part.head if w == 4 and stage < 3 else 0
     in_loss = before + kept + all_gathered + all_casts + inputs + logits + grads
     inputs_left, logits_left = inputs, logits
-    if in_loss >= sum(in_layers):
+    if in_loss >= in_layers:
         made, waiting, gathered, casts = before, kept, all_gathered, all_casts
         anew = inside = reducing = 0
     else:

@@ -125,7 +125,7 @@ def rank_shares(
 
 
 def layers_backward(rank, stage, w, g, layer, before, gathered):
-    """Return bytes at the fuller end of the layers' backward.
+    """Return bytes at the fuller end of the layers' backward, and their sum.
 
     Of gradients, activations, those again, gradients inside a layer, in flight, gathered, casts. It
     starts with the gradients of the head and of the MLP's last matrix; it ends with all, and with
@@ -143,9 +143,10 @@ def layers_backward(rank, stage, w, g, layer, before, gathered):
         casts = 0
     if stage < 2:
         first = before or g * (part.head + part.last_matrix)
-        if first + kept + again + inside + casts >= gradients + width:
-            return first, kept, again, inside, 0, 0, casts
-        return gradients, 0, 0, width, 0, 0, 0
+        start, end = first + kept + again + inside + casts, gradients + width
+        if start >= end:
+            return (first, kept, again, inside, 0, 0, casts), start
+        return (gradients, 0, 0, width, 0, 0, 0), end
     reducing = made = 0
     if of_layer < g * part.layer and held > 1:
         kept, reducing, made = kept - of_layer, g * part.layer, share(g * part.layer, n)
@@ -158,8 +159,8 @@ def layers_backward(rank, stage, w, g, layer, before, gathered):
         reducing += c * (part.head + part.last_matrix)
     first = before or made
     in_flight = (c + g) * max(part.layer, part.ends)
-    if first + kept + again + inside + reducing + gathered + casts >= (
-        gradients + width + in_flight + one
-    ):
-        return first, kept, again, inside, reducing, gathered, casts
-    return gradients, 0, 0, width, in_flight, one, 0
+    start = first + kept + again + inside + reducing + gathered + casts
+    end = gradients + width + in_flight + one
+    if start >= end:
+        return (first, kept, again, inside, reducing, gathered, casts), start
+    return (gradients, 0, 0, width, in_flight, one, 0), end

@@ -107,12 +107,9 @@ def training_memory(
     if config.positions is not None:
         why = "no position was learned for a later token"
         require_int("sequence", sequence, minimum=1, maximum=config.positions, why=why)
-    options = ask(
-        _options,
-        (stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes)
-        + (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
-        + (offload, foreach, reserved),
-    )
+    how = (stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes)
+    flags = (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
+    options = ask(_options, (*how, *flags, offload, foreach, reserved))
     shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
     layer = ask(layer_step, (*shape, recompute))
     degrees = (config, tp, pipeline, chunks, n_gpus, context_parallel, expert_parallel)

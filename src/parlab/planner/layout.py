@@ -101,11 +101,12 @@ FIELDS = tuple(field.name for field in fields(Layout))
 def refusal(config, n_gpus, layout, sequence, global_batch):
     """Say which rule a layout breaks for this model, batch and number of GPUs; "" for none."""
     dp, tp, pp, cp, chunks = layout.dp, layout.tp, layout.pp, layout.cp, layout.chunks
-    if layout.world != n_gpus:
+    if dp * tp * pp * cp != n_gpus:
         return f"dp x tp x pp x cp must be the {n_gpus} GPUs, got {dp} x {tp} x {pp} x {cp}"
-    for name in ("heads", "kv_heads", "ffn", "vocab"):
-        if getattr(config, name) % tp:
-            return f"tp must divide {name} = {getattr(config, name)}, got {tp}"
+    if config.heads % tp or config.kv_heads % tp or config.ffn % tp or config.vocab % tp:
+        cut = ("heads", "kv_heads", "ffn", "vocab")
+        name, size = next((n, s) for n in cut if (s := getattr(config, n)) % tp)
+        return f"tp must divide {name} = {size}, got {tp}"
     if config.layers % (pp * chunks):
         return f"pp x chunks must divide layers = {config.layers}, got {pp} x {chunks}"
     if cp > 1 and sequence % (2 * cp):
