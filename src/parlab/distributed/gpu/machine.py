@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from parlab.distributed.gpu.links import host_link
 from parlab.distributed.gpu.training import best_compute
@@ -11,6 +12,14 @@ from parlab.units import GB, MB
 
 SMALL = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512, "positions": 64}
 LEAVE_FREE = 0.9  # of what is free: the allocator's blocks do not fit each other without gaps
+
+
+class Found(NamedTuple):
+    """What a part gives: its configuration, {item: measured}, and texts to keep by name."""
+
+    configuration: dict
+    measured: dict
+    texts: dict
 
 
 class Skipped(Exception):

@@ -1,29 +1,22 @@
 """The parts of the measuring program: what each runs, with which sizes, and what it returns."""
 
-from typing import NamedTuple
-
 import torch
 
 from parlab.distributed.gpu.decoder import measure_full_fine_tuning
 from parlab.distributed.gpu.fsdp import measure_fsdp, require_host_memory
-from parlab.distributed.gpu.machine import LEAVE_FREE, Skipped
-from parlab.distributed.gpu.products import attention_seconds, product_seconds
+from parlab.distributed.gpu.machine import LEAVE_FREE, Found, Skipped
 from parlab.distributed.gpu.ranks import measure_ranks, parameter_shapes
+from parlab.distributed.gpu.rates import products, steps
 from parlab.distributed.gpu.training import (
     measure_peaks,
     measure_training,
     step_seconds,
-    time_step,
 )
 from parlab.gpu_prediction.fits import explain_out_of_memory
 from parlab.gpu_prediction.fsdp import fsdp_memory
 from parlab.gpu_prediction.rows import (
-    attention_flops,
-    attention_name,
     config_of,
     line,
-    product_flops,
-    product_name,
 )
 from parlab.gpu_prediction.training import autocast_memory
 from parlab.memory.moments import MOMENTS
@@ -40,14 +33,6 @@ SMALL_QWEN = {
     "norm": "rms",
 }
 SMALL_CARD = 8 * GB
-
-
-class Found(NamedTuple):
-    """What a part gives: its configuration, {item: measured}, and texts to keep by name."""
-
-    configuration: dict
-    measured: dict
-    texts: dict
 
 
 def training(machine):
@@ -206,51 +191,6 @@ def fsdp(machine):
     return Found(c, rows, texts)
 
 
-def products(machine):
-    """Matrix products and attention by size, in FLOP/s."""
-    squares = [256, 512, 1024, 2048, 4096, 8192] if machine.on_card else [64, 128, 256]
-    # The output layer of GPT-2, and the same with words added so that 64 divides their number.
-    words = [[8192, vocab, 768] for vocab in (50257, 50304)] if machine.on_card else []
-    attention = [4, 16, 2048, 128] if machine.on_card else [1, 2, 32, 8]
-    compute = machine.compute if machine.on_card else "fp32"
-    c = {
-        "products": [[n, n, n] for n in squares] + words,
-        "attention": attention,
-        "compute": compute,
-        "data_sheet": machine.data_sheet,
-    }
-    rows = {
-        product_name(*shape): product_flops(*shape)
-        / product_seconds(machine.device, *shape, compute)
-        for shape in c["products"]
-    }
-    rows[attention_name(*attention)] = attention_flops(*attention) / attention_seconds(
-        machine.device, *attention, compute
-    )
-    return Found(c, rows, {})
-
-
-def steps(machine):
-    """Seconds of a step of several models, beside the planner's estimate, and of the host."""
-    timed = _TIMED if machine.on_card else {"small": (machine.shape, 1)}
-    c = {"steps": {}, "compute": machine.compute if machine.on_card else "fp32"}
-    c |= {"data_sheet": machine.data_sheet, "kernels": machine.on_card}
-    rows = {}
-    for name, (shape, b) in timed.items():
-        config = config_of(shape)
-        size = {"sequence": config.positions, "compute": c["compute"]}
-        if autocast_memory(config, b, **size).peak > LEAVE_FREE * machine.free_bytes:
-            continue
-        c["steps"][name] = {"model": shape, "micro_batch": b, "sequence": config.positions}
-        took = time_step(machine.device, config, b, **size)
-        rows |= {name: took.step, f"{name}: host": took.host}
-        if machine.on_card:
-            rows[f"{name}: kernels alone"] = took.kernels
-    if not rows:
-        machine.require(autocast_memory(config, b, **size).peak)
-    return Found(c, rows, {})
-
-
 def ranks(machine):
     """Several cards under torchrun, or two processes in the dry run."""
     sizes = [4 * KIB, 64 * KIB, MB, 4 * MB] if not machine.on_card else _CARD_SIZES
@@ -294,18 +234,6 @@ def _step_rows(run):
     return run.items | moments | {"peak": run.peak, "peak before rounding": run.requested_peak}
 
 
-_WORDS = 50304  # a multiple of 64, where GPT-2 has 50257
-_TIMED = {
-    "GPT-2": ("gpt2", 8),
-    "GPT-2, 50304 words": (
-        {"layers": 12, "hidden": 768, "heads": 12, "vocab": _WORDS, "positions": 1024},
-        8,
-    ),
-    "GPT of 1.3B": (
-        {"layers": 24, "hidden": 2048, "heads": 16, "vocab": _WORDS, "positions": 2048},
-        4,
-    ),
-}
 _CARD_SIZES = [4**k * KIB for k in range(1, 10)]  # to 256 MiB
 
 PARTS = {
