@@ -117,8 +117,8 @@ def training_memory(
     mask = embedding_mask(layer.sizes, pipeline, chunks)[2] if dropout else 0
     memory = at_moments(first, layer, options, mask)
     if last:
-        # The first if they are equal.
-        memory = max(memory, at_moments(*last, layer, options, mask), key=fullest)
+        other = at_moments(*last, layer, options, mask)
+        return memory if fullest(memory) >= fullest(other) else other
     return memory
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
 from parlab.memory.layer import maker
@@ -46,6 +47,7 @@ class Block(NamedTuple):
     """
 
     layer: tuple
+    work: tuple  # seconds of a layer's both passes by kind, then those of recomputation
     forward: float
     backward: float
     tensor: float
@@ -123,6 +125,7 @@ def block(job, tp, cp, ep, micro_batch, recompute, sequence_parallel):
     return _make_block(
         (
             layer,
+            (*map(add, layer.forward, layer.backward), sum(layer.recompute)),
             forward,
             backward + context,
             (2 + again) * tensor,
@@ -149,15 +152,14 @@ def step_time(job, layout, made, part):
     data, slower, optimizer = data_parallel_seconds(
         job, made, part, a.dp * a.cp, a.tp, a.ep, m, a.zero, a.replicas
     )
-    work, layer = part.layers * m, made.layer
-    f, b = layer.forward, layer.backward
+    work, (matmul, attention, elementwise, launches, again) = part.layers * m, made.work
     return _make_step(
         (
-            work * (f.matmul + b.matmul),
-            work * (f.attention + b.attention),
-            work * (f.elementwise + b.elementwise),
-            work * (f.launches + b.launches),
-            work * sum(layer.recompute),
+            work * matmul,
+            work * attention,
+            work * elementwise,
+            work * launches,
+            work * again,
             m * made.head,
             work * made.tensor,
             work * made.context,
@@ -171,6 +173,17 @@ def step_time(job, layout, made, part):
     )
 
 
+# Found by the job's identity, where `route` would look at every field of cluster and efficiencies.
+@lru_cache(maxsize=4096)
+def _group(job, size, stride):
+    return route(job.cluster, job.efficiencies, size, stride)
+
+
+@lru_cache(maxsize=4096)
+def _hop(job, stride):
+    return neighbour_route(job.cluster, job.efficiencies, stride)
+
+
 def pipeline_seconds(job, made, layers, pp, stride, m, chunks, schedule):
     """Return seconds of transfers between stages and of the bubble.
 
@@ -180,8 +193,8 @@ def pipeline_seconds(job, made, layers, pp, stride, m, chunks, schedule):
     """
     if pp == 1:
         return 0.0, 0.0
-    wire = neighbour_route(job.cluster, job.efficiencies, stride)
-    transfer = 2 * chunks * (made.message / wire.bandwidth + wire.latency)
+    bandwidth, latency, _ = _hop(job, stride)
+    transfer = 2 * chunks * (made.message / bandwidth + latency)
     one = layers * (made.forward + made.backward) + transfer
     if schedule == "ZB-H1":
         one -= 2 * layers * made.layer.linear
@@ -208,7 +221,7 @@ def data_parallel_seconds(job, made, part, ranks, tp, ep, m, zero, replicas):
     if ranks == 1:
         return 0.0, 0.0, optimizer
     forward, backward = made.forward, made.backward
-    slow, latency, _ = route(job.cluster, e, shards, tp)
+    slow, latency, _ = _group(job, shards, tp)
     sent = (shards - 1) / shards
     share, lag = layer * sent, (shards - 1) * latency
     if experts:
