@@ -7,13 +7,17 @@ import time
 import parlab as pl
 
 CONFIG = pl.model("llama-3-8b")
-SEQUENCES = itertools.count(1)  # none comes twice, so no answer about a layer is remembered
+# None comes twice, so no answer about a layer, or about a rank, is remembered.
+SEQUENCES, GPUS = itertools.count(1), itertools.count(1)
 CASES = {
     "training_memory": lambda: pl.training_memory(
         CONFIG, 2, sequence=8192, n_gpus=64, stage=3, recompute="full"
     ),
     "training_memory, new sequence": lambda: pl.training_memory(
         CONFIG, 2, sequence=next(SEQUENCES), n_gpus=64, stage=3, recompute="full"
+    ),
+    "training_memory, new number of GPUs": lambda: pl.training_memory(
+        CONFIG, 2, sequence=8192, n_gpus=next(GPUS), stage=3, recompute="full"
     ),
     "activation_memory": lambda: pl.activation_memory(CONFIG, 2, sequence=8192),
     "zero_memory": lambda: pl.zero_memory(CONFIG.n_params, 64, 3),

@@ -41,6 +41,13 @@ def same(a, b):
     return torch.allclose(a, b, rtol=0, atol=1e-13)
 
 
+def test_choices_are_read_without_regard_to_case():
+    config = GPTConfig(
+        vocab=8, layers=1, hidden=4, heads=1, sequence=2, attention="Explicit", recompute="Full"
+    )
+    assert (config.attention, config.recompute) == ("explicit", "full")
+
+
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_the_formula_counts_the_parameters_that_the_module_has(config):
     assert sum(parameter.numel() for parameter in GPT(config).parameters()) == config.n_params

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import parlab as pl
+from parlab.memory.held import at_moments
 from parlab.memory.step import LOSSES
 
 MODELS = ["gpt2", "llama-3-8b", "llama-3-70b", "qwen2.5-0.5b", "mixtral-8x7b"]
@@ -305,6 +306,23 @@ def test_offloading_moves_what_the_stage_cuts(stage, on_host):
         assert moved.after_step == 0
 
 
+def test_gradients_on_the_host_do_not_say_where_backward_is_fullest():
+    # 16 GB of gradients come to the end of backward, but not on the card: it is full at the loss.
+    memory = step(pl.model("llama-3-8b"), 1, 2048, stage=3, offload=True)
+    assert memory.peak_moment == "backward"
+    assert memory.peak == memory.at("loss") + 8 * 2048 * 128_256  # two gradients of the logits
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("recompute", "Full"), ("recompute", " Per-Op"), ("recipe", "AutoCast"), ("loss", "Megatron")],
+)
+def test_choices_are_read_without_regard_to_case(name, text):
+    options = {name: text.strip().lower()}
+    assert step(**{name: text}) == step(**options) != step()
+    assert pl.training_memory_bytes(SMALL, 8, sequence=256, **{name: text}) == step(**options).peak
+
+
 @pytest.mark.parametrize("gated, insides", [(False, 1), (True, 2)], ids=["GeLU", "SwiGLU"])
 def test_backward_makes_room_inside_the_mlp(gated, insides):
     # At once, in 16 bits: the gradient of the layer's output; that of the second matrix's input,
@@ -422,6 +440,7 @@ def test_ring_attention_holds_a_block_and_the_next_one_and_their_gradients():
     options=st.fixed_dictionaries(
         {
             "fragmentation": st.sampled_from([0, 0.2]),
+            "context_bytes": st.sampled_from([0, 300_000_000]),
             "reserved": st.booleans(),
             "dropout": st.booleans(),
             "loss": st.sampled_from(LOSSES),
@@ -434,10 +453,20 @@ def test_no_end_of_a_pipeline_is_fuller_than_the_answer(
     n_gpus, pipeline, stage, sequence, context, options
 ):
     size = {"n_gpus": n_gpus, "pipeline": pipeline, "stage": stage, "context_parallel": context}
-    fullest, first, last = (
-        step(pl.model("llama-3-8b"), 1, sequence, **size, **options, pipeline_rank=rank)
-        for rank in (None, 0, pipeline - 1)
-    )
+    answers = []
+
+    def noted(*arguments):
+        answers.append(at_moments(*arguments))
+        return answers[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("parlab.memory.step.at_moments", noted)
+        fullest, first, last = (
+            step(pl.model("llama-3-8b"), 1, sequence, **size, **options, pipeline_rank=rank)
+            for rank in (None, 0, pipeline - 1)
+        )
+    for most, memory in filter(None, answers):
+        assert most == pytest.approx(memory.peak, rel=1e-12)  # by which the ends are compared
     assert fullest.peak == max(first.peak, last.peak)
     assert fullest == (first if first.peak >= last.peak else last)
 
@@ -534,6 +563,8 @@ def test_offloading_loses_nothing(options):
     kept, moved = step(EVEN, **options), step(EVEN, **options, offload=True)
     assert moved.after_step + moved.host_bytes >= kept.after_step * (1 - 1e-12)
     assert moved.peak <= kept.peak
+    if options["stage"] >= 2:
+        assert not any(item(moved, "gradients"))
 
 
 def test_counts_stay_exact_up_to_10_to_the_15_parameters():

@@ -289,7 +289,7 @@ def _require_places(biases):
     if not isinstance(biases, (tuple, list, set, frozenset)):
         raise TypeError(f"biases must be a tuple of {', '.join(BIAS_PLACES)}, got {biases!r}")
     chosen = {require_choice("a place in biases", place, BIAS_PLACES) for place in biases}
-    return tuple(place for place in BIAS_PLACES if place in chosen)
+    return tuple(sorted(chosen, key=BIAS_PLACES.index))
 
 
 @cache

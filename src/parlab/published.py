@@ -32,7 +32,7 @@ class Published:
     conditions: str
 
     def __post_init__(self):
-        require_choice("tag", self.tag, TAGS)
+        object.__setattr__(self, "tag", require_choice("tag", self.tag, TAGS))
         for row in self.values:
             if len(row) != len(self.columns):
                 raise ValueError(

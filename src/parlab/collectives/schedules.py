@@ -40,7 +40,8 @@ class Schedule:
     owner: tuple[int, ...] = ()
 
     def __post_init__(self):
-        require_choice("operation", self.operation, OPERATIONS)
+        operation = require_choice("operation", self.operation, OPERATIONS)
+        object.__setattr__(self, "operation", operation)
         require_int("n_ranks", self.n_ranks, minimum=1)
         require_int("n_chunks", self.n_chunks, minimum=1)
         owners_needed = 0 if self.operation == "all_reduce" else self.n_chunks

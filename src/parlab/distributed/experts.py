@@ -155,7 +155,7 @@ def average_gradients(layer, recipe="right"):
     "mean over all ranks" : as any other parameter; ranks hold different experts.
     "none" : leave it, as if each rank had experts of its own; replicas then part.
     """  # noqa: E501
-    require_choice("recipe", recipe, RECIPES)
+    recipe = require_choice("recipe", recipe, RECIPES)
     n, replicas = dist.get_world_size(), dist.get_world_size(layer.groups.expert_data)
     layer.router.grad = all_reduce(layer.router.grad, op="mean")
     for weight in (layer.up, layer.down):

@@ -106,7 +106,7 @@ def share_weight(groups):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    require_choice("groups", groups, ("separate", "together", "root"))
+    groups = require_choice("groups", groups, ("separate", "together", "root"))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model, alone = _tied_layers(), _tied_layers()
     for group in {"separate": list(model), "together": [list(model)], "root": []}[groups]:

@@ -117,7 +117,7 @@ def train(
     >>> np.allclose(hand.gradients, serial.gradients, rtol=0, atol=1e-15)
     True
     """
-    require_choice("by", by, ("serial", *SHARDERS))
+    by = require_choice("by", by, ("serial", *SHARDERS))
     require_int("steps", steps, minimum=1)
     require_int("micro_batches", micro_batches, minimum=1)
     dtype = getattr(torch, require_choice("dtype", dtype, ("float64", "float32")))
@@ -186,7 +186,7 @@ def count_step(
     >>> round(fsdp.ring_bytes() / ddp.ring_bytes(), 3)
     1.453
     """
-    require_choice("by", by, WRAPPERS)
+    by = require_choice("by", by, WRAPPERS)
     require_int("micro_batches", micro_batches, minimum=1)
     model = WRAPPERS[by](GPT(config).to(dtype), **options)
     tokens, targets = token_batch(config, micro_batches, seed=dist.get_rank())
@@ -200,7 +200,7 @@ def count_step(
 def _backward_passes(model, tokens, targets, micro_batches, by, reduce):
     """Forward and backward over equal micro-batches; returns the mean loss."""
     if by != "serial":
-        require_choice("reduce", reduce, REDUCE[by])
+        reduce = require_choice("reduce", reduce, REDUCE[by])
     total = 0.0
     pairs = zip(tokens.chunk(micro_batches), targets.chunk(micro_batches), strict=True)
     for j, (x, y) in enumerate(pairs):

@@ -92,7 +92,7 @@ def memory_over_step(by="torch", *, config=DEEP, rows=1, **options):
     >>> [(moment.when, moment.gathered) for moment in moments[:3]]  # the root and one block
     [('before the step', 0), ('forward 0', 61312), ('forward 1', 61312)]
     """
-    require_choice("by", by, ("plain", *SHARDERS))
+    by = require_choice("by", by, ("plain", *SHARDERS))
     readings = {}
     with MemoryWatch() as memory:
         tokens, targets = token_batch(config, rows)
@@ -130,7 +130,7 @@ def gradients_between(reduce="every", config=TINY):
     reduce : "every" leaves this rank's share after each backward pass. "last" holds the messages
         back by `set_requires_gradient_sync(False)`, and whole gradients stay on every rank.
     """
-    require_choice("reduce", reduce, ("every", "last"))
+    reduce = require_choice("reduce", reduce, ("every", "last"))
     with MemoryWatch() as memory:
         tokens, targets = token_batch(config, 1)
         model = SHARDERS["torch"](GPT(config))

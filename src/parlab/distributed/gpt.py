@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from parlab.units import require_choice, require_int, require_number
 
+_CHOICES = {"attention": ("fused", "explicit"), "recompute": ("none", "selective", "full")}
 IGNORE = -100  # a target with this value does not count, as in torch's cross-entropy
 
 
@@ -83,8 +84,8 @@ class GPTConfig:
         require_number("dropout", self.dropout, minimum=0)
         if self.dropout >= 1:
             raise ValueError(f"dropout must be below 1, got {self.dropout}: nothing would be left")
-        require_choice("attention", self.attention, ("fused", "explicit"))
-        require_choice("recompute", self.recompute, ("none", "selective", "full"))
+        for name, choices in _CHOICES.items():
+            object.__setattr__(self, name, require_choice(name, getattr(self, name), choices))
 
     @property
     def head_size(self):
@@ -267,7 +268,7 @@ def token_loss(logits, targets, reduction="mean"):
     >>> round(token_loss(torch.zeros(1, 3, 8), targets, "sum").item(), 4)  # 2 ln 8
     4.1589
     """
-    require_choice("reduction", reduction, ("mean", "sum"))
+    reduction = require_choice("reduction", reduction, ("mean", "sum"))
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()  # a sum over thousands of tokens has no digits left otherwise
     total = F.cross_entropy(

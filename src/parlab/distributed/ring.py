@@ -107,7 +107,7 @@ def all_reduce(tensor, op="sum", group=None):
     >>> run_ranks(mean_of_3_and_4, 2)
     [3.5, 3.5]
     """
-    require_choice("op", op, ("sum", "mean"))
+    op = require_choice("op", op, ("sum", "mean"))
     if tensor.dtype == torch.bool:
         raise TypeError("tensor must hold numbers, got torch.bool: convert it to an integer dtype")
     if tensor.is_floating_point() or tensor.is_complex():

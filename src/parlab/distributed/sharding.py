@@ -153,7 +153,7 @@ def shards_of(name, tensor, n):
 def _cut_dim(name):
     """The dim along which the ranks share a parameter; None if each holds all of it."""
     layer, kind = ("", *name.split("."))[-2:]
-    require_choice("name", kind, ("weight", "bias"))
+    kind = require_choice("name", kind, ("weight", "bias"))
     if layer in COLUMN_PARALLEL:
         return 0
     return 1 if layer in ROW_PARALLEL and kind == "weight" else None

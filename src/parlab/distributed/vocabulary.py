@@ -45,7 +45,7 @@ def loss(logits, targets, reduction="mean"):
 
     Raises ValueError for a target outside the vocabulary that is not `IGNORE`.
     """
-    require_choice("reduction", reduction, ("mean", "sum"))
+    reduction = require_choice("reduction", reduction, ("mean", "sum"))
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     total = _CrossEntropy.apply(logits, targets).sum()

@@ -115,7 +115,7 @@ def _entries(group):
     always["chapter"] = chapter
     entries = []
     for (fields, published), (route, how) in product(_figures(group), group["by"].items()):
-        require_choice(f"{name}: route", route, ROUTES)
+        route = require_choice(f"{name}: route", route, ROUTES)
         fields = {**group.get("with", {}), **fields}
         printed, label = fields.pop("printed", ""), fields.get("label", "")
         key = group.get("key", ["label"] if label else [])
@@ -124,7 +124,8 @@ def _entries(group):
         if route == "real run":
             ours = number_in(printed)
         else:
-            ours = WAYS[require_choice(f"{name}: way", how, WAYS)](**fields)
+            how = require_choice(f"{name}: way", how, WAYS)
+            ours = WAYS[how](**fields)
             ours = tuple(ours) if isinstance(ours, list) else ours / UNITS.get(group.get("unit"), 1)
         entries.append(
             Entry(

@@ -8,6 +8,7 @@ Figures in GiB are the papers' (2^30 bytes).
 from typing import NamedTuple
 
 from parlab.memory.layer import (
+    RECOMPUTE,
     embedding_mask,
     head_tensors,
     layer_sizes,
@@ -16,8 +17,6 @@ from parlab.memory.layer import (
     vocab_share,
 )
 from parlab.units import require_bool, require_choice, require_int
-
-RECOMPUTE = ("none", "selective", "full", "per-op")
 
 
 class Kept(NamedTuple):

@@ -10,7 +10,9 @@ from operator import mul
 from typing import NamedTuple
 
 from parlab.models import ModelConfig
-from parlab.units import require_bool, require_int, require_number
+from parlab.units import require_bool, require_choice, require_int, require_number
+
+RECOMPUTE = ("none", "selective", "full", "per-op")
 
 
 def maker(record):
@@ -142,6 +144,7 @@ def layer_step(
     recompute,
 ):
     """Return the LayerStep of arguments that `layer_sizes` checks."""
+    recompute = require_choice("recompute", recompute, RECOMPUTE)
     sizes, kind = layer_sizes(
         config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load
     )

@@ -8,11 +8,9 @@ ffn, V the vocabulary, t the ranks of tensor parallelism, p pipeline stages, v c
 
 from functools import lru_cache
 
-from parlab.memory.activations import RECOMPUTE
+from parlab.memory.held import Options, at_moments, rank_share
 from parlab.memory.layer import ask, embedding_mask, layer_step
-from parlab.memory.moments import Options, at_moments, fullest
-from parlab.memory.rank import rank_shares
-from parlab.memory.states import BYTE_RECIPES, require_stage
+from parlab.memory.states import BYTE_RECIPES, MOST_GPUS, require_expert_parallel, require_stage
 from parlab.models import ModelConfig
 from parlab.units import require_bool, require_choice, require_int, require_number
 
@@ -107,19 +105,16 @@ def training_memory(
     if config.positions is not None:
         why = "no position was learned for a later token"
         require_int("sequence", sequence, minimum=1, maximum=config.positions, why=why)
-    how = (stage, recipe, recompute, loss, prefetch, fragmentation, context_bytes)
-    flags = (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
-    options = ask(_options, (*how, *flags, offload, foreach, reserved))
     shape = (config, micro_batch, sequence, tp, sequence_parallel, dropout, flash, expert_load)
     layer = ask(layer_step, (*shape, recompute))
     degrees = (config, tp, pipeline, chunks, n_gpus, context_parallel, expert_parallel)
-    first, *last = ask(rank_shares, (*degrees, recipe, stage, pipeline_rank))
+    how = (stage, recipe, loss, prefetch, fragmentation, context_bytes)
+    flags = (keep_logits, keep_gradients, gradient_as_bucket_view, reshard_after_forward)
+    shares = ask(_shares, (pipeline_rank, *degrees, *how, *flags, offload, foreach, reserved))
     mask = embedding_mask(layer.sizes, pipeline, chunks)[2] if dropout else 0
-    memory = at_moments(first, layer, options, mask)
-    if last:
-        other = at_moments(*last, layer, options, mask)
-        return memory if fullest(memory) >= fullest(other) else other
-    return memory
+    most, memory = at_moments(shares[0], layer, mask)
+    fuller = at_moments(shares[1], layer, mask, most) if len(shares) > 1 else None
+    return fuller[1] if fuller else memory
 
 
 def training_memory_bytes(config, micro_batch, *, sequence, **options):
@@ -127,11 +122,28 @@ def training_memory_bytes(config, micro_batch, *, sequence, **options):
     return training_memory(config, micro_batch, sequence=sequence, **options).peak
 
 
+@lru_cache(maxsize=4096, typed=True)  # a sweep over batches asks for the same ones over and over
+def _shares(
+    rank, config, tp, pipeline, chunks, n_gpus, context_parallel, expert_parallel, *options
+):
+    """Check the degrees and the options; return the RankShare of a rank, or of both ends."""
+    options = ask(_options, options)
+    tp = require_int("tp", tp, minimum=1)
+    pipeline = require_int("pipeline", pipeline, minimum=1)
+    n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
+    in_ring = require_int("context_parallel", context_parallel, minimum=1) > 1
+    ep = require_expert_parallel(expert_parallel, config, n)
+    if rank is not None:
+        rank = require_int("pipeline_rank", rank, minimum=0, maximum=pipeline - 1)
+    degrees = (tp, pipeline, chunks, n, in_ring, ep)
+    ends = sorted({0, pipeline - 1}) if rank is None else [rank]
+    return [rank_share(config, degrees, options, number) for number in ends]
+
+
 @lru_cache(maxsize=1024, typed=True)  # a search varies few of them
 def _options(
     stage,
     recipe,
-    recompute,
     loss,
     prefetch,
     fragmentation,
@@ -147,7 +159,6 @@ def _options(
     """Check what does not depend on sizes; return it as Options."""
     stage = require_stage(stage)
     recipe = require_choice("recipe", recipe, BYTE_RECIPES)
-    require_choice("recompute", recompute, RECOMPUTE)
     loss = require_choice("loss", loss, LOSSES)
     prefetch = require_int("prefetch", prefetch, minimum=0)
     fragmentation = require_number("fragmentation", fragmentation, minimum=0)

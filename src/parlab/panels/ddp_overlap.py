@@ -52,7 +52,8 @@ def ddp_overlap(
     >>> print(ddp_overlap("1.2B", 25, 50, 150).sentence)
     N = 64 ranks on links of 5 µs and 50 GB/s, 2.42 GB of bf16 gradients (1.2B parameters) in 73 buckets, closed at 25 MiB: the all-reduces take 141 ms, of which backward, 150 ms, leaves 2.58 ms (2%) exposed.
     """  # noqa: E501
-    layers, hidden = MODELS[require_choice("model", model, MODELS)]
+    model = require_choice("model", model, MODELS)
+    layers, hidden = MODELS[model]
     require_int("bucket_mib", bucket_mib, minimum=1)
     n = require_int("n_ranks", n_ranks, minimum=2, why="one rank has nobody to reduce with")
     backward = require_number("backward_ms", backward_ms, minimum=0, exclusive=True) / 1000

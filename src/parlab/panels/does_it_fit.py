@@ -56,7 +56,8 @@ def does_it_fit(
     N = 8 GPUs, llama-3-8b, s = 8192, b = 1, TP 1, stage 0: 209 GB at the peak (optimizer), 124 GB above the usable 84.9 GB (h100-sxm). Cheapest fit: stage 3 (1.5 x traffic), 75.4 GB.
     """  # noqa: E501
     model = require_choice("model", model, MODELS)
-    usable = CARDS[require_choice("card", card, CARDS)]
+    card = require_choice("card", card, CARDS)
+    usable, recompute = CARDS[card], require_choice("recompute", recompute, RECOMPUTE)
     require_int("n_gpus", n_gpus, minimum=1, maximum=GPUS[-1])
     if n_gpus % require_int("tp", tp, minimum=1):
         raise ValueError(f"tp must divide n_gpus = {n_gpus}, got {tp}: the rest is data parallel")

@@ -60,7 +60,8 @@ def recompute_bytes(
     >>> print(recompute_bytes("gpt-175b", 2048, 1, 8, False, "selective", True).sentence)
     N = 8 GPUs a layer with SP, gpt-175b, s = 2048, b = 1, no flash: a layer keeps 107 MB, 70.2% less than 359 MB; 96 layers 10.3 GB. Backward runs the scores again: 0.901% more compute.
     """  # noqa: E501
-    config = MODELS[require_choice("model", model, NAMES)]
+    model = require_choice("model", model, NAMES)
+    config = MODELS[model]
     recompute = require_choice("recompute", recompute, RECOMPUTE)
     size = {"sequence": sequence, "tp": tp, "sequence_parallel": sequence_parallel}
     size |= {"dropout": model.startswith("gpt"), "flash": flash}

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from parlab.memory.activations import RECOMPUTE
+from parlab.memory.layer import RECOMPUTE
 from parlab.memory.states import require_stage
 from parlab.units import require_bool, require_choice, require_int
 

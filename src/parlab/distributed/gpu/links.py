@@ -29,7 +29,7 @@ def host_link(device, *, size_bytes=256 * MB, adam_params=20_000_000, repeats=3)
 
     Raises MemoryError where the host cannot page-lock that much.
     """
-    require_choice("device", device, DEVICES)
+    device = require_choice("device", device, DEVICES)
     elements = require_int("size_bytes", size_bytes, minimum=4) // 4
     pinned = device == "cuda"
     try:

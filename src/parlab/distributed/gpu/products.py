@@ -23,7 +23,7 @@ def product_seconds(device, m, n, k, compute="bf16", *, repeats=7):
     >>> product_seconds("cpu", 64, 64, 64, "fp32") > 0
     True
     """
-    require_choice("device", device, DEVICES)
+    device = require_choice("device", device, DEVICES)
     for name, size in (("m", m), ("n", n), ("k", k)):
         require_int(name, size, minimum=1)
     # Random numbers: a card multiplies zeros and ones faster, since fewer of its wires switch.
@@ -39,7 +39,7 @@ def attention_seconds(device, b, heads, sequence, head_size, compute="bf16", *, 
     >>> attention_seconds("cpu", 1, 2, 16, 8, "fp32") > 0
     True
     """
-    require_choice("device", device, DEVICES)
+    device = require_choice("device", device, DEVICES)
     sizes = (("b", b), ("heads", heads), ("sequence", sequence), ("head_size", head_size))
     shape = [require_int(name, size, minimum=1) for name, size in sizes]
     dtype = DTYPES[require_choice("compute", compute, DTYPES)]

@@ -147,7 +147,7 @@ def time_step(device, config, micro_batch, *, sequence, recompute="none", comput
     On "cpu" this computes with data, in fp32: only for small models.
     """
     require_int("steps", steps, minimum=1)
-    require_choice("device", device, DEVICES)
+    device = require_choice("device", device, DEVICES)
     compute = compute or (best_compute(device) if device == "cuda" else "fp32")
     step = Step(torch.device(device), config, recompute, compute)
     tokens, targets = token_batch(micro_batch, sequence, config.vocab, device)
