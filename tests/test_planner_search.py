@@ -1,8 +1,10 @@
 """The search against trying everything, and what it says about layouts that lose."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -182,6 +184,22 @@ def test_tensor_parallelism_across_nodes_is_named_with_its_cost(found):
     assert "TP 16 crosses the node" in said and "per micro-batch" in said
 
 
+@pytest.mark.parametrize(
+    "layout, takes",
+    [
+        (
+            pl.Layout(dp=8, tp=4, cp=2, zero=3, sequence_parallel=True),
+            "work beside collectives takes",
+        ),
+        (pl.Layout(tp=4, pp=8, cp=2, sequence_parallel=True), "head and loss take"),
+        (pl.Layout(dp=32, cp=2, zero=1), "matmul takes"),
+    ],
+)
+def test_the_item_that_costs_most_is_named_in_a_sentence(layout, takes):
+    found = pl.search(pl.model("llama-3-8b"), replace(HGX, n_nodes=8), 8192, 64)
+    assert f" slower than the best: {takes} " in found.why_not(layout)
+
+
 def test_the_best_has_no_reason(found):
     assert found.why_not(found.best.layout) == "It is the best, or as fast."
 
@@ -204,6 +222,21 @@ def test_explain_says_that_one_does_not_fit(found):
     text = pl.explain(fat, found.best)
     assert text.startswith(f"{found.best.layout} wins: it needs ")
     assert "too much, most of it optimizer" in text
+
+
+def test_explain_knows_a_job_by_what_it_is(found):
+    job, layout = found.best.job, pl.Layout(dp=32, tp=2, zero=3)
+    made = pl.estimate(job.config, job.cluster, layout, np.int64(8192), np.int64(64))
+    assert made.job is not job
+    for each in (made, pickle.loads(pickle.dumps(made))):
+        assert each == made and hash(each.job) == hash(job)
+        assert pl.explain(found.best, each).startswith(f"{found.best.layout} wins: ")
+
+
+def test_a_job_from_another_process_is_hashed_anew(found):
+    job = pickle.loads(pickle.dumps(found.best.job))
+    object.__setattr__(job, "_hash", 0)  # as there, where text has other hashes
+    assert hash(pickle.loads(pickle.dumps(job))) == hash(found.best.job)
 
 
 def test_explain_refuses_estimates_of_different_jobs(found):

@@ -6,6 +6,13 @@ from parlab.planner.estimate import estimate_layout, layout_memory
 from parlab.planner.layout import Layout, refusal
 from parlab.units import format_bytes, format_seconds
 
+_TAKES = {  # where an item's name is no singular noun
+    "head and loss": "head and loss take",
+    "launches": "launches take",
+    "pipeline transfers": "pipeline transfers take",
+    "slower beside collectives": "work beside collectives takes",
+}
+
 
 def why_not(job, layout, recipe, memory_options, best):
     """Say in one sentence why a layout is not the best of a search."""
@@ -121,7 +128,8 @@ def _differences(made, other):
 
 def _largest_excess(made, best):
     name, more = max(_differences(made, best), key=lambda row: row[1])
-    return f"{name} takes {format_seconds(more)} longer{_cause(name, made)}"
+    takes = _TAKES.get(name, f"{name} takes")
+    return f"{takes} {format_seconds(more)} longer{_cause(name, made)}"
 
 
 def _cause(name, made):

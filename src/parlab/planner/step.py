@@ -57,12 +57,9 @@ class Block(NamedTuple):
     message: float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Job:
-    """A model on a cluster with a batch, and how it is implemented.
-
-    Found by identity where answers are remembered: `make_job` gives the same for the same.
-    """
+    """A model on a cluster with a batch, and how it is implemented."""
 
     config: object
     cluster: object
@@ -75,6 +72,16 @@ class Job:
     dropout: bool
     fused: bool
     overlap: bool
+
+    def __post_init__(self):
+        object.__setattr__(self, "_hash", hash(tuple(vars(self).values())))
+
+    def __hash__(self):
+        return self._hash  # of a dozen fields: every remembered answer is found by it
+
+    def __reduce__(self):
+        *fields, _ = vars(self).values()
+        return Job, tuple(fields)  # another process has other hashes of text
 
 
 _make_block, _make_step = maker(Block), maker(StepTime)
@@ -173,7 +180,7 @@ def step_time(job, layout, made, part):
     )
 
 
-# Found by the job's identity, where `route` would look at every field of cluster and efficiencies.
+# Found by the job, whose hash is there; `route` looks at every field of cluster and efficiencies.
 @lru_cache(maxsize=4096)
 def _group(job, size, stride):
     return route(job.cluster, job.efficiencies, size, stride)
