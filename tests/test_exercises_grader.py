@@ -16,7 +16,7 @@ import pytest
 from exercise_bugs import buggy
 
 from parlab.exercises import by_value
-from parlab.exercises.apart import LIMIT_S, run_apart
+from parlab.exercises.apart import LIMIT_S, _end, run_apart
 from parlab.exercises.catalogue import EXERCISES
 from parlab.exercises.check import check
 from parlab.exercises.compare import difference
@@ -180,6 +180,19 @@ def test_the_reader_presses_stop_and_the_process_ends(tmp_path):
         run_apart(loops, [()])
     with open(note) as file:
         assert not is_running(int(file.read()))
+
+
+def test_an_interrupt_at_the_worst_moment_does_not_hold_up_the_kernel():
+    command = [sys.executable, "-c", "input()"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    process._waitpid_lock.acquire()  # where Popen.wait had it, and could not give it back
+    before = time.monotonic()
+    _end(process)
+    assert time.monotonic() - before < 10
+    assert not is_running(process.pid)
+    process._waitpid_lock.release()
+    process.wait()
+    process.stdin.close()
 
 
 # What it uses goes with it.

@@ -29,6 +29,7 @@ from parlab.exercises.outcome import Outcome, Place, call, innermost
 
 LIMIT_S = 5.0  # for all calls of one check; the reference solutions take 0.05 s
 START_UP_S = 60.0  # for a new Python on a busy machine
+KILLED_S = 2.0  # for the system to end a process that it was told to kill
 MEMORY_LIMIT = 4 * 2**30  # bytes
 
 CHILD = """
@@ -101,7 +102,9 @@ def _end(process):
             os.killpg(process.pid, signal.SIGKILL)
         else:
             process.kill()
-    process.wait()
+    # Not without a limit: an interrupt at a bad moment of the wait before leaves its lock taken.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(KILLED_S)
 
 
 def _read_outcomes(path):
