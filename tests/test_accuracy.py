@@ -75,6 +75,7 @@ def test_models_that_the_fit_never_saw_are_met_within_7_percent_and_25_at_worst(
         ("mpt-a100-80", 60, 0.08),
         ("mpt-a100-40", 78, 0.08),
         ("mpt-h100-80", 52, 0.11),
+        ("kempner-h200", 23, 0.16),  # kernels of 2026: the efficiencies are of 2021 to 2024
     ],
 )
 def test_held_out_runs_are_met(table, n_runs, limit):

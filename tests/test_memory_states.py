@@ -62,13 +62,14 @@ def test_autocast_and_mixed_precision_agree_only_where_all_or_nothing_is_cut(sta
     assert (ours[0] == ours[1]) is same
 
 
-def test_the_recipes_have_10_12_16_18_and_20_bytes_and_a_source():
+def test_the_recipes_have_8_to_20_bytes_and_a_source():
     recipes = pl.BYTE_RECIPES
     assert {name: recipe.total for name, recipe in recipes.items()} == {
         "mixed-precision": 16,
         "autocast": 16,
         "fp32-gradients": 18,
         "fp16-main-gradients": 20,
+        "pure-bf16": 8,
         "sgd-momentum": 12,
         "8-bit-adam": 10,
     }

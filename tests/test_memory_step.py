@@ -254,6 +254,27 @@ def test_gradients_that_are_bucket_views_last_as_long_as_the_buckets():
     assert item(copies, "gradients")[:2] == (2 * PSI, 0)
 
 
+@pytest.mark.parametrize("recipe, dtype", [("autocast", "float32"), ("pure-bf16", "bfloat16")])
+def test_states_and_temporaries_of_adam_are_those_that_torch_allocates(recipe, dtype):
+    torch = pytest.importorskip("torch")
+    from parlab.distributed.gpu.gauge import open_gauge
+
+    with open_gauge("cpu") as gauge:
+        like = {"dtype": getattr(torch, dtype), "device": gauge.device}
+        weights = [torch.nn.Parameter(torch.zeros(1000, 1000, **like)) for _ in range(4)]
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        optimizer = torch.optim.AdamW(weights, foreach=True)
+        optimizer.step()
+        states = gauge.now()
+        gauge.reset_peak()
+        optimizer.step()
+        temporaries = gauge.peak() - states
+    memory = step(recipe=recipe)
+    assert states / 4e6 == memory.after_step / PSI
+    assert temporaries / 4e6 == item(memory, "temporaries of foreach")[3] / PSI
+
+
 def test_fp32_masters_need_fp32_gradients_too():
     memory = step(n_gpus=8, stage=1)
     assert item(memory, "fp32 copy of the gradients") == (0, 0, 0, 4 * PSI // 8)

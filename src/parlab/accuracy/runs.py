@@ -17,6 +17,7 @@ HELD_OUT_TABLES = (
     "mpt-a100-80",
     "mpt-a100-40",
     "mpt-h100-80",
+    "kempner-h200",
 )
 _MPT_SHAPES = {  # layers, hidden, heads: LLM Foundry, scripts/train/yamls/pretrain/mpt-*.yaml
     "125m": (12, 768, 12),
@@ -28,6 +29,12 @@ _MPT_SHAPES = {  # layers, hidden, heads: LLM Foundry, scripts/train/yamls/pretr
     "13b": (40, 5120, 40),
     "30b": (48, 7168, 56),
     "70b": (80, 8192, 64),
+}
+_KEMPNER = {  # layers, hidden, heads, ffn: the reports' tables of models
+    "7B": (32, 4096, 32, 14336),
+    "13B": (40, 5120, 40, 17920),
+    "70B": (80, 8192, 64, 28672),
+    "175B": (96, 12288, 96, 39680),
 }
 _KORTHIKANTI = {  # layers, hidden, heads, micro-batch: arXiv 2205.05198, table 3
     "22B": (48, 6144, 64, 4),
@@ -219,8 +226,42 @@ def _mpt(table, where, card=None):
         )
 
 
+def _kempner():
+    node = replace(cluster("hgx-h200"), gpus_per_node=4)
+    for row in published_table("kempner-h200").rows:
+        layers, hidden, heads, ffn = _KEMPNER[row["model"]]
+        config = ModelConfig(
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            kv_heads=8,
+            ffn=ffn,
+            vocab=128_256,
+            gated=True,
+            norm="rms",
+            tied=False,
+        )
+        n, t, b = row["n_gpus"], row["tensor"], row["micro_batch"]
+        layout = Layout(
+            dp=n // t,
+            tp=t,
+            zero=3 if n > t else 0,
+            micro_batch=b,
+            recompute="full",
+            sequence_parallel=t > 1,
+        )
+        yield Run(
+            "kempner-h200",
+            f"{row['model']}, {n} GPUs, tp {t}",
+            row["model"],
+            row["step_s"],
+            (config, _gpus(node, n), layout, 4096, n // t * b * row["accumulation"]),
+            (("recipe", "pure-bf16"), ("fused", row["compiled"])),
+        )
+
+
 def _gpus(node, n_gpus):
-    """So many GPUs in nodes of 8, or one smaller node."""
+    """So many GPUs in nodes like this one, or in one smaller node."""
     per_node = min(n_gpus, node.gpus_per_node)
     return replace(node, gpus_per_node=per_node, n_nodes=n_gpus // per_node)
 
@@ -235,4 +276,5 @@ _READERS = {
     "mpt-a100-80": lambda: _mpt("mpt-a100-80", cluster("hgx-a100")),
     "mpt-a100-40": lambda: _mpt("mpt-a100-40", cluster("hgx-a100"), gpu("a100-40")),
     "mpt-h100-80": lambda: _mpt("mpt-h100-80", cluster("hgx-h100")),
+    "kempner-h200": _kempner,
 }

@@ -23,7 +23,7 @@ class Options(NamedTuple):
     reserved: bool  # with idle buffers, which only stage 3 has
     keep_gradients: bool
     bucket_view: bool
-    adam: bool  # whether its step makes temporaries of all parameters
+    temporaries: int  # bytes that the optimizer's step makes for each parameter: 4, 2 or 0
     fp32_copy: bool  # whether it copies gradients to fp32 besides
     logit: int  # bytes a logit, 16 bits
     logit_fp32: int
@@ -86,7 +86,7 @@ def rank_share(config, degrees, options, number):
     """
     tp, pipeline, chunks, n, in_ring, ep = degrees
     stage, each, prefetch, reshard, offload, reserved, keep, view, *more = options
-    adam, copy, in_16_bits, in_fp32, of_gradient, fragmentation, context = more
+    temporaries, copy, in_16_bits, in_fp32, of_gradient, fragmentation, context = more
     held = layers_in_flight(config.layers, pipeline, chunks, number)
     part = rank_params(config, tp, pipeline, number, ep)
     weights, gradients, optimizer, updated = rank_states(part, each, n, ep, stage)
@@ -106,8 +106,8 @@ def rank_share(config, degrees, options, number):
         ends = 2 * part.ends
     if number == pipeline - 1:
         of_input, a_token = 4, vocab_share(config.vocab, tp)
-    adam = updated if adam else 0
-    copy = adam if copy else 0
+    adam = share(updated, 4 // temporaries) if temporaries else 0
+    copy = updated if copy else 0
     after_step = (weights, gradients, optimizer, *NOTHING, bucket, 0, 0, 0, context, 0)
     in_optimizer = (weights, gradients, optimizer, *NOTHING, bucket, 0, adam, copy, context, 0)
     if reserved:

@@ -53,6 +53,7 @@ class ByteRecipe:
 
 _MEGATRON = "Megatron Core developer guide, Distributed Optimizer, table of bytes per parameter"
 _ZERO = "arXiv 1910.02054, section 3.1"
+_PURE = "8 bytes: transformers PR 21312, https://github.com/huggingface/transformers/pull/21312"
 
 BYTE_RECIPES = MappingProxyType(
     {
@@ -60,6 +61,7 @@ BYTE_RECIPES = MappingProxyType(
         "autocast": ByteRecipe(4, 4, 8, "fp32, Adam; 16-bit casts are temporary", _MEGATRON),
         "fp32-gradients": ByteRecipe(2, 4, 12, "bf16, fp32 gradients", _MEGATRON),
         "fp16-main-gradients": ByteRecipe(2, 2, 16, "fp16, fp32 gradients in k", _MEGATRON),
+        "pure-bf16": ByteRecipe(2, 2, 4, "bf16 all through, Adam too", _PURE),
         "sgd-momentum": ByteRecipe(4, 4, 4, "fp32, one buffer", "PyTorch docs, torch.optim.SGD"),
         "8-bit-adam": ByteRecipe(4, 4, 2, "fp32, moments in 8 bits; no scales", "arXiv 2110.02861"),
     }

@@ -19,7 +19,11 @@ LOSSES = ("torch", "megatron", "fused")
 # took more than 1000 MB): https://github.com/pytorch/pytorch/issues/107667. NCCL's buffers come
 # on top. An H200 with CUDA 13 took 804 MB (data/measurements).
 CUDA_CONTEXT_BYTES = 300_000_000
-_ADAM_IN_FP32 = ("mixed-precision", "autocast", "fp32-gradients", "fp16-main-gradients")
+# Bytes that torch's Adam makes for each parameter when it updates all at once.
+_TEMPORARIES = {
+    **dict.fromkeys(("mixed-precision", "autocast", "fp32-gradients", "fp16-main-gradients"), 4),
+    "pure-bf16": 2,
+}
 
 
 def training_memory(
@@ -84,8 +88,9 @@ def training_memory(
     gradient_as_bucket_view: stage 0 with N > 1; False, DDP's default, copies gradients to buckets.
     reshard_after_forward: stage 3; False holds all layers from forward to backward.
     offload: moves what `stage` cuts to the host, as FSDP2's CPUOffloadPolicy (stage 3) does.
-    foreach: torch's default on a GPU, updates all parameters at once: Adam makes 4 bytes for each,
-        and fp32 masters need as much for fp32 gradients. False: one at a time, or fused.
+    foreach: torch's default on a GPU, updates all parameters at once: Adam makes as many bytes for
+        each as a moment has, and fp32 masters need 4 for fp32 gradients. False: one at a time, or
+        fused.
     reserved: True adds, under stage 3, what the caching allocator keeps for FSDP2's own streams,
         since no other stream may use it: buffers of gathers, and sharded gradients even when freed.
     fragmentation: reserved minus allocated, as a fraction of the allocated bytes.
@@ -172,7 +177,7 @@ def _options(
     if require_bool("offload", offload) and stage == 0:
         raise ValueError("offload must be False at stage 0, got True: it moves what ZeRO cuts")
     reserved = reserved and stage == 3
-    adam = foreach and not offload and recipe in _ADAM_IN_FP32
+    temporaries = _TEMPORARIES.get(recipe, 0) if foreach and not offload else 0
     of_logit = {
         "torch": (2 * keep_logits, 4, 8),
         "megatron": (2 * keep_logits, 4, 2),
@@ -187,8 +192,8 @@ def _options(
         reserved,
         keep_gradients or reserved,
         gradient_as_bucket_view,
-        adam,
-        adam and recipe == "mixed-precision",
+        temporaries,
+        temporaries > 0 and recipe == "mixed-precision",
         *of_logit[loss],
         fragmentation,
         context_bytes,

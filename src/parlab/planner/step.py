@@ -224,7 +224,8 @@ def data_parallel_seconds(job, made, part, ranks, tp, ep, m, zero, replicas):
     updated = shared / held
     if experts:
         updated += experts / max(1, held // ep)
-    optimizer = updated * (2 * k + g + (2 * w if w == 4 else w)) / memory
+    # Weights are read and written, but written only where the optimizer has masters of them.
+    optimizer = updated * (2 * k + g + (2 * w if k <= 2 * w else w)) / memory
     if ranks == 1:
         return 0.0, 0.0, optimizer
     forward, backward = made.forward, made.backward
