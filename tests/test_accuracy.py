@@ -84,6 +84,14 @@ def test_held_out_runs_are_met(table, n_runs, limit):
     assert summary([run.error() for run in held_out])[0] < limit
 
 
+def test_shapes_of_held_out_models_have_the_parameters_that_their_logs_count():
+    models = {run.group: run.arguments[0] for run in runs("kempner-h200")}
+    assert models["13B"].n_params == 14_840_386_560
+    assert models["7B"].n_params == pl.model("llama-3-8b").n_params
+    assert models["70B"].n_params == pl.model("llama-3-70b").n_params
+    assert round(models["175B"].n_params / 1e9, 1) == 175.0
+
+
 def test_held_out_runs_are_ranked_as_measured():
     held_out = all_runs(HELD_OUT_TABLES)
     assert {run.table for run in held_out}.isdisjoint(FITTED_TABLES)

@@ -239,6 +239,7 @@ def _kempner():
             vocab=128_256,
             gated=True,
             norm="rms",
+            biases=(),
             tied=False,
         )
         n, t, b = row["n_gpus"], row["tensor"], row["micro_batch"]
