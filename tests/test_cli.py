@@ -631,3 +631,11 @@ def test_a_plan_that_makes_no_sense_is_refused(options, message, run):
     code, out, errors = run(*EIGHT, *options)
     assert (code, out) == (2, "")
     assert errors.startswith("parlab plan: error: ") and message in errors
+
+
+@pytest.mark.parametrize(
+    "gpus, words", [("1", "1 data-parallel rank,"), ("8", "8 data-parallel ranks,")]
+)
+def test_one_rank_is_a_rank(run, gpus, words):
+    code, out, _ = run("memory", "gpt2", "--sequence", "8", "--gpus", gpus)
+    assert code == 0 and f"one GPU of {words} pipeline rank 0\n" in out

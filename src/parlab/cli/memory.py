@@ -99,7 +99,8 @@ def show(answer):
     billions = answer["parameters"] / 1e9
     print(f"{answer['model']}: {billions:.3g} x 10^9 parameters")
     ranks, rank = answer["data_parallel_ranks"], answer["pipeline_rank"]
-    print(f"one GPU of {ranks} data-parallel ranks, pipeline rank {rank}\n")
+    words = "rank" if ranks == 1 else "ranks"
+    print(f"one GPU of {ranks} data-parallel {words}, pipeline rank {rank}\n")
     print_items(answer)
     if answer["host_bytes"]:
         print(f"on the host {format_bytes(answer['host_bytes'])}")
