@@ -566,15 +566,33 @@ def test_items_are_never_negative_and_sum_to_each_moment(options):
     assert memory.at("backward") >= memory.at("loss") - item(memory, "logits, 16 bits")[1]
 
 
-@settings(deadline=None)
-@given(OPTIONS)
-def test_more_never_needs_less(options):
+def test_idle_buffers_count_where_backward_is_fullest():
+    size = {"n_gpus": 24, "stage": 3, "tp": 2, "recipe": "fp32-gradients", "keep_gradients": True}
+    peaks = [step(EVEN, 1, 8, **size, reserved=True, prefetch=k).peak for k in range(5)]
+    assert peaks == sorted(peaks)
+
+
+@settings(deadline=None, max_examples=300)
+@given(OPTIONS, st.sampled_from([1, 2, 8]), st.sampled_from([8, 32, 128]), st.booleans())
+def test_more_never_needs_less(options, micro_batch, sequence, offload):
+    options = {**options, "micro_batch": micro_batch, "sequence": sequence}
+    options["offload"] = offload and options["stage"] > 0
     peak = step(EVEN, **options).peak
-    assert step(EVEN, micro_batch=16, **options).peak >= peak
-    assert step(EVEN, **{**options, "keep_gradients": True}).peak >= peak
-    assert step(EVEN, **{**options, "keep_logits": True}).peak >= peak
-    assert step(EVEN, **{**options, "foreach": True}).peak >= peak
-    assert step(EVEN, **{**options, "prefetch": options["prefetch"] + 1}).peak >= peak
+    for more in (
+        {"micro_batch": 2 * micro_batch},
+        {"sequence": 2 * sequence},
+        {"dropout": True},
+        {"keep_gradients": True},
+        {"keep_logits": True},
+        {"foreach": True},
+        {"prefetch": options["prefetch"] + 1},
+        {"reshard_after_forward": False},
+        {"reserved": True},
+        {"offload": False},
+        {"context_parallel": 2},
+        {"fragmentation": 0.1},
+    ):
+        assert step(EVEN, **{**options, **more}).peak >= peak, more
 
 
 @settings(deadline=None)

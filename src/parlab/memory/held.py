@@ -33,7 +33,10 @@ class Options(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where backward may be fullest: the bytes there that no batch changes, and their sum."""
+    """Where backward may be fullest: the bytes there that no batch changes, and their sum.
+
+    Idle buffers of gathers are idle no longer where more is gathered: the sum is less by that.
+    """
 
     gradients: float
     reducing: float
@@ -127,7 +130,7 @@ def rank_share(config, degrees, options, number):
             context,
             host,
             weights + optimizer + ends + bucket + context,
-            *_places(part, options, n, before, gradients, held),
+            *_places(part, options, n, before, gradients, held, in_use),
             after_step,
             in_optimizer,
             sum(in_optimizer),
@@ -136,7 +139,7 @@ def rank_share(config, degrees, options, number):
     )
 
 
-def _places(part, options, n, before, gradients, held):
+def _places(part, options, n, before, gradients, held, in_use):
     """Return the four Places of backward, and the bytes of a layer's gradients in flight."""
     layers, layer, matrices, last_matrix, head, ends, _, _ = part
     stage, (w, g, _), prefetch, reshard, offload, *_ = options
@@ -148,10 +151,10 @@ def _places(part, options, n, before, gradients, held):
     elif w == 4:
         casts = 2 * matrices * layers
         all_casts = casts + 2 * head
-    loss = _place(before, 0, all_gathered, all_casts)
+    loss = _place(before, 0, all_gathered, all_casts, in_use)
     if stage < 2:
-        first = _place(before or g * (head + last_matrix), 0, 0, casts)
-        return loss, first, first, _place(gradients, 0, 0, 0), 0
+        first = _place(before or g * (head + last_matrix), 0, 0, casts, in_use)
+        return loss, first, first, _place(gradients, 0, 0, 0, in_use), 0
     # FSDP2 reduces the head's gradients with the last layer's; stage 2 has reduced them before.
     c, reducing, made = 2, 2 * (head + last_matrix), 0
     if stage == 2:
@@ -160,14 +163,14 @@ def _places(part, options, n, before, gradients, held):
     more = share(reduced, n)
     if offload:
         made = more = 0
-    first = _place(before or made, reducing, gathered, casts)
-    second = _place(before or made + more, reducing + reduced, gathered, casts)
-    end = _place(gradients, (c + g) * max(layer, ends), one, 0)
+    first = _place(before or made, reducing, gathered, casts, in_use)
+    second = _place(before or made + more, reducing + reduced, gathered, casts, in_use)
+    end = _place(gradients, (c + g) * max(layer, ends), one, 0, in_use)
     return loss, first, second, end, reduced
 
 
-def _place(gradients, reducing, gathered, casts):
-    total = gradients + reducing + gathered + casts
+def _place(gradients, reducing, gathered, casts, in_use):
+    total = gradients + reducing + min(gathered, in_use) + casts
     return _make_place((gradients, reducing, gathered, casts, total))
 
 
