@@ -333,3 +333,19 @@ def test_numpy_sizes_give_the_same_estimate():
     usual = pl.estimate(LLAMA, hgx(8), pl.Layout(dp=8, zero=3), 8192, 64)
     other = pl.estimate(LLAMA, hgx(8), pl.Layout(dp=8, zero=3), np.int32(8192), np.int64(64))
     assert other.step == usual.step and other.memory == usual.memory
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZB-H1"])
+def test_eager_kernels_are_never_faster_and_dropout_is_never_free(name, schedule):
+    layout = pl.Layout(dp=4, pp=2, zero=1, schedule=schedule)
+    seconds = {
+        (fused, dropout): pl.estimate(
+            pl.model(name), pl.cluster("hgx-h100"), layout, 512, 64, fused=fused, dropout=dropout
+        ).step.elementwise
+        for fused in (True, False)
+        for dropout in (True, False)
+    }
+    for same in (True, False):
+        assert seconds[False, same] >= seconds[True, same]
+        assert seconds[same, True] > seconds[same, False]

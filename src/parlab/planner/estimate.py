@@ -99,7 +99,7 @@ class Estimate(NamedTuple):
         >>> from parlab.models import model
         >>> made = estimate(model("llama-3-8b"), cluster("hgx-h100"), Layout(dp=8, zero=3), 8192, 8)
         >>> round(made.usd_per_billion_tokens(2.5))
-        93
+        92
         """
         price = require_number("usd_per_gpu_hour", usd_per_gpu_hour, minimum=0)
         return price / 3600 * 1e9 / self.tokens_per_second_per_gpu

@@ -148,19 +148,21 @@ def layer_time(card, config, tokens, sequence, tp, ep, cut, flash, dropout, fuse
 def _streams(rms, gated, dropout, fused):
     """Bytes per element that norm, residual sum, MLP's inside and rotary embedding move.
 
-    Forward's four and backward's four, then kernels of norms and sums, and of the rest. Fused, a
-    norm reads and writes (4), a sum reads two and writes one (6), and a dropout's mask is a byte.
-    Eager RMSNorm casts to fp32, squares, averages, scales, casts back and weighs: 34 bytes.
+    Forward's four and backward's four, then kernels of norms and sums, and of the rest. A sum reads
+    two and writes one (6); a dropout reads, writes and has a mask of a byte (5), and is one kernel
+    with the sum before it if fused (7 forward; backward writes both gradients). Fused, a norm reads
+    and writes (4); eager RMSNorm casts to fp32, squares, averages, scales, casts back and weighs:
+    34 bytes.
     """
-    sums = (7, 11) if dropout else (6, 6)
+    sums = (6, 6)
     if fused:
         norms = (4, 6)
-        sums = (sums[0], 11)
+        sums = (7, 11) if dropout else sums
         inner = (6, 10) if gated else (4, 6)
         rotary, kernels = (4, 4), (4, 2)
     else:
         norms = (34, 60) if rms else (4, 6)
-        sums = (6, 6)
+        sums = (11, 11) if dropout else sums
         inner = (10, 20) if gated else (4, 6)
         rotary, kernels = (20, 20), (14 if rms else 4, 8 if rms else 2)
     forward = (norms[0], sums[0], inner[0], rotary[0])
