@@ -32,26 +32,15 @@ class Options(NamedTuple):
     context: float
 
 
-class Place(NamedTuple):
-    """Where backward may be fullest: the bytes there that no batch changes, and their sum.
-
-    Idle buffers of gathers are idle no longer where more is gathered: the sum is less by that.
-    """
-
-    gradients: float
-    reducing: float
-    gathered: float
-    casts: float
-    total: float
-
-
 class RankShare(NamedTuple):
     """What a rank holds, whatever the batch; bytes where nothing else is said.
 
     A gradient is made with c bytes and reduced with g. Backward of the layers starts with those of
     the head and of the MLP's last matrix (`first`), and ends with all, and with the gradient of the
     embedding's output (`end`). Where the last layer's takes more to reduce than its activations
-    gave back, backward is fuller one layer later (`second`).
+    gave back, backward is fuller one layer later (`second`). Of each place, and of the loss's own
+    backward, what no batch changes: gradients, those in flight, gathered layers, casts, and their
+    sum, less the idle buffers that a gather uses.
     """
 
     number: int  # 0 is the first of the pipeline's ranks
@@ -66,10 +55,10 @@ class RankShare(NamedTuple):
     context: float
     host: float
     lasting: float  # the five that are on the card through forward and backward
-    loss: Place
-    first: Place
-    second: Place
-    end: Place
+    loss: tuple
+    first: tuple
+    second: tuple
+    end: tuple
     reduced: float  # of a layer's gradients in flight; 0 where there is no second
     after_step: tuple  # bytes of each of KINDS
     in_optimizer: tuple
@@ -77,7 +66,7 @@ class RankShare(NamedTuple):
     gaps: tuple | None  # fragmentation, idle buffers, bytes gathered beyond which they are in use
 
 
-_make_memory, _make_share, _make_place = map(maker, (TrainingMemory, RankShare, Place))
+_make_memory, _make_share = maker(TrainingMemory), maker(RankShare)
 NOTHING = (0,) * 11  # of KINDS, between the optimizer and the buckets
 
 
@@ -115,6 +104,7 @@ def rank_share(config, degrees, options, number):
     in_optimizer = (weights, gradients, optimizer, *NOTHING, bucket, 0, adam, copy, context, 0)
     if reserved:
         idle = 2 * (part.ends + part.layer * max(1, prefetch))
+    lasting = weights + optimizer + bucket + context
     in_use = 2 * part.layer * (1 if reserved and reshard else part.layers)
     return _make_share(
         (
@@ -129,18 +119,18 @@ def rank_share(config, degrees, options, number):
             bucket,
             context,
             host,
-            weights + optimizer + ends + bucket + context,
+            lasting + ends,
             *_places(part, options, n, before, gradients, held, in_use),
             after_step,
             in_optimizer,
-            sum(in_optimizer),
+            lasting + gradients + adam + copy,
             (fragmentation, idle, in_use) if fragmentation or reserved else None,
         )
     )
 
 
 def _places(part, options, n, before, gradients, held, in_use):
-    """Return the four Places of backward, and the bytes of a layer's gradients in flight."""
+    """Return the four places of a RankShare, and the bytes of a layer's gradients in flight."""
     layers, layer, matrices, last_matrix, head, ends, _, _ = part
     stage, (w, g, _), prefetch, reshard, offload, *_ = options
     casts = all_casts = gathered = all_gathered = one = 0
@@ -151,10 +141,11 @@ def _places(part, options, n, before, gradients, held, in_use):
     elif w == 4:
         casts = 2 * matrices * layers
         all_casts = casts + 2 * head
-    loss = _place(before, 0, all_gathered, all_casts, in_use)
+    loss = (before, 0, all_gathered, all_casts, before + all_gathered + all_casts)
     if stage < 2:
-        first = _place(before or g * (head + last_matrix), 0, 0, casts, in_use)
-        return loss, first, first, _place(gradients, 0, 0, 0, in_use), 0
+        first = before or g * (head + last_matrix)
+        first = (first, 0, 0, casts, first + casts)
+        return loss, first, first, (gradients, 0, 0, 0, gradients), 0
     # FSDP2 reduces the head's gradients with the last layer's; stage 2 has reduced them before.
     c, reducing, made = 2, 2 * (head + last_matrix), 0
     if stage == 2:
@@ -163,15 +154,13 @@ def _places(part, options, n, before, gradients, held, in_use):
     more = share(reduced, n)
     if offload:
         made = more = 0
-    first = _place(before or made, reducing, gathered, casts, in_use)
-    second = _place(before or made + more, reducing + reduced, gathered, casts, in_use)
-    end = _place(gradients, (c + g) * max(layer, ends), one, 0, in_use)
-    return loss, first, second, end, reduced
-
-
-def _place(gradients, reducing, gathered, casts, in_use):
-    total = gradients + reducing + min(gathered, in_use) + casts
-    return _make_place((gradients, reducing, gathered, casts, total))
+    counted = min(gathered, in_use) + casts
+    made, more = before or made, before or made + more
+    first = (made, reducing, gathered, casts, made + reducing + counted)
+    reducing += reduced
+    second = (more, reducing, gathered, casts, more + reducing + counted)
+    in_flight = (c + g) * max(layer, ends)
+    return loss, first, second, (gradients, in_flight, one, 0, gradients + in_flight + one), reduced
 
 
 def at_moments(rank, layer, mask, floor=-1):
@@ -194,9 +183,9 @@ def at_moments(rank, layer, mask, floor=-1):
     waiting = kept
     if of_layer < reduced:
         place, waiting = second, kept - of_layer
-    in_loss = loss.total + kept + inputs + logits + grads
-    in_layer = place.total + waiting + anew + inside
-    at_end = end.total + 2 * wide
+    in_loss = loss[4] + kept + inputs + logits + grads
+    in_layer = place[4] + waiting + anew + inside
+    at_end = end[4] + 2 * wide
     inputs_left = logits_left = 0
     most = in_layer
     if in_loss >= in_layer and in_loss >= at_end:
@@ -211,12 +200,13 @@ def at_moments(rank, layer, mask, floor=-1):
         most = optimizer_total
     if most <= floor and not gaps:
         return None
+    before, _, all_gathered, all_casts, _ = loss
     made, reducing, gathered, casts, _ = place
     # fmt: off
     columns = (
         after_step,
-        (weights, loss.gradients, optimizer, kept, 0, 0, mask, inputs, output, logits, 0,
-         loss.gathered, ends, 0, bucket, loss.casts, 0, 0, context, 2 * under_way),
+        (weights, before, optimizer, kept, 0, 0, mask, inputs, output, logits, 0,
+         all_gathered, ends, 0, bucket, all_casts, 0, 0, context, 2 * under_way),
         (weights, made, optimizer, waiting, anew, inside, mask, inputs_left, output, logits_left,
          grads, gathered, ends, reducing, bucket, casts, 0, 0, context, 4 * under_way),
         in_optimizer,

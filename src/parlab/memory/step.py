@@ -131,17 +131,17 @@ def training_memory_bytes(config, micro_batch, *, sequence, **options):
 def _shares(
     rank, config, tp, pipeline, chunks, n_gpus, context_parallel, expert_parallel, *options
 ):
-    """Check the degrees and the options; return the RankShare of a rank, or of both ends."""
+    """Check options and degrees, but tp; return the RankShares of a rank, or of both ends."""
     options = ask(_options, options)
-    tp = require_int("tp", tp, minimum=1)
     pipeline = require_int("pipeline", pipeline, minimum=1)
     n = require_int("n_gpus", n_gpus, minimum=1, maximum=MOST_GPUS)
     in_ring = require_int("context_parallel", context_parallel, minimum=1) > 1
     ep = require_expert_parallel(expert_parallel, config, n)
     if rank is not None:
-        rank = require_int("pipeline_rank", rank, minimum=0, maximum=pipeline - 1)
-    degrees = (tp, pipeline, chunks, n, in_ring, ep)
-    ends = sorted({0, pipeline - 1}) if rank is None else [rank]
+        ends = [require_int("pipeline_rank", rank, minimum=0, maximum=pipeline - 1)]
+    else:
+        ends = [0, pipeline - 1] if pipeline > 1 else [0]
+    degrees = (int(tp), pipeline, chunks, n, in_ring, ep)  # NumPy's products would wrap around
     return [rank_share(config, degrees, options, number) for number in ends]
 
 
