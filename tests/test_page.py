@@ -502,6 +502,20 @@ def test_no_page_makes_a_phone_scroll_sideways(open_page, folder):
         assert width <= 360, f"{path.name}: {width}"
 
 
+@pytest.mark.parametrize("width", [1024, 1200, 1280, 1301, 1440])
+def test_printed_lines_of_88_characters_need_no_scroll_bar_on_a_desk(open_page, width):
+    page = open_page("notebooks/ledger.html", viewport={"width": width, "height": 740})
+    assert (
+        page.evaluate(
+            """() => [...document.querySelectorAll(".output pre")].map((pre) => {
+            pre.textContent = "x".repeat(88)
+            return pre.scrollWidth - pre.clientWidth
+        })"""
+        )
+        == [0] * page.locator(".output pre").count()
+    )
+
+
 @every_page
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_fits_a_phone_and_a_desk(open_page, width, path):
