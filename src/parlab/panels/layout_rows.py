@@ -67,7 +67,9 @@ def draw_rows(best, layout, chosen, usable, cluster, top=18):
         labels.append(svg.text(4, y, name, "start", 14))
         if made is None:
             words = "no layout fits" if not best else "no other within 2%"
-            words = f"{layout_words(layout)}: not possible" if name == "yours" else words
+            if name == "yours":
+                words = layout_words(layout)
+                labels.append(svg.text(LEFT, y + 19, "not possible", "start", 14))
             labels.append(svg.text(LEFT, y, words, "start", 14))
             continue
         labels.append(svg.text(LEFT, y, layout_words(made.layout), "start", 14))
